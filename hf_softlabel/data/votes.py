@@ -1,0 +1,280 @@
+"""The votes contract: what a data set of annotator votes looks like, and what is refused.
+
+A row has the model's inputs and
+- `votes`: C integers (counts), or C floats that sum to 1 (a distribution), or the sparse form
+  `{"labels": [...], "counts": [...]}` for many classes;
+- `example_id`: int64, unique, the same through splits, shuffles and subsampling;
+- `label`, a `ClassLabel`: the gold label, or null where the source has none. Its names are the classes' names, which
+  in this place survive save, load and push (the sparse form has them in `votes.labels` too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import IterableDataset as StreamingDataset
+
+from ..delivery import majority_label, sample_label
+from ..hashing import hash64, permuted_position
+from .errors import VotesError, some
+
+SUM_TOLERANCE = 1e-6
+
+
+def votes_features(names: Sequence[str], counts: bool = True, sparse: bool = False) -> Features:
+    """The features of `votes`, `example_id` and `label` for the classes `names`."""
+    names = list(names)
+    if sparse:
+        votes: Any = {"labels": List(ClassLabel(names=names)), "counts": List(Value("int32"))}
+    else:
+        votes = List(Value("int32" if counts else "float64"), length=len(names))
+    return Features({"votes": votes, "example_id": Value("int64"), "label": ClassLabel(names=names)})
+
+
+def is_sparse(features: Features) -> bool:
+    """Whether the `votes` column has the sparse form."""
+    return isinstance(features["votes"], Mapping)
+
+
+def class_names(dataset: Dataset | StreamingDataset) -> list[str]:
+    """The classes' names, in the order of the votes."""
+    features = dataset.features
+    if features is None or "votes" not in features:
+        raise VotesError(f"There is no column `votes` among: {', '.join(features or [])}.")
+    if isinstance(features.get("label"), ClassLabel):
+        return list(features["label"].names)
+    if is_sparse(features):
+        labels = features["votes"]["labels"].feature
+        if isinstance(labels, ClassLabel):
+            return list(labels.names)
+        raise VotesError(
+            "Sparse votes do not say how many classes there are: give `votes.labels` the feature "
+            "List(ClassLabel(names=[...])), or add a `label` column of type ClassLabel."
+        )
+    length = features["votes"].length
+    if length < 0:
+        if isinstance(dataset, StreamingDataset) or len(dataset) == 0:
+            raise VotesError("The number of classes is unknown: cast `votes` to List(Value(...), length=C).")
+        length = len(dataset[0]["votes"])
+    return [str(i) for i in range(length)]
+
+
+def _ragged_rows(rows: Sequence, width: int) -> list[int]:
+    return [i for i, row in enumerate(rows) if row is None or len(row) != width]
+
+
+def densify(labels: Sequence[Sequence[int]], counts: Sequence[Sequence[int]], num_classes: int) -> np.ndarray:
+    """Sparse rows -> (N, C) int64 counts."""
+    lengths = np.fromiter((len(row) for row in labels), np.int64, len(labels))
+    wrong = np.flatnonzero(lengths != np.fromiter((len(row) for row in counts), np.int64, len(counts)))
+    if len(wrong):
+        raise VotesError(f"`votes.labels` and `votes.counts` differ in length in rows {some(wrong)}.")
+    out = np.zeros((len(labels), num_classes), np.int64)
+    flat = np.concatenate([np.asarray(row, np.int64) for row in labels]) if len(labels) else np.zeros(0, np.int64)
+    rows = np.repeat(np.arange(len(labels)), lengths)
+    wrong = np.flatnonzero((flat < 0) | (flat >= num_classes))
+    if len(wrong):
+        raise VotesError(
+            f"Unknown label in rows {some(np.unique(rows[wrong]))}: labels must lie in 0..{num_classes - 1}."
+        )
+    np.add.at(out, (rows, flat), np.concatenate([np.asarray(row, np.int64) for row in counts]) if len(flat) else 0)
+    return out
+
+
+def votes_array(votes: Any, num_classes: int) -> np.ndarray:
+    """A batch or a column of votes, dense or sparse -> checked (N, C) array, int64 for counts or float64.
+
+    Raises:
+        VotesError: the rows are not votes; the message names up to five of them.
+    """
+    if isinstance(votes, Mapping):
+        array = densify(votes["labels"], votes["counts"], num_classes)
+    elif len(votes) and isinstance(votes[0], Mapping):
+        array = densify([row["labels"] for row in votes], [row["counts"] for row in votes], num_classes)
+    else:
+        if not isinstance(votes, (np.ndarray, torch.Tensor)):
+            ragged = _ragged_rows(votes, num_classes)
+            if ragged:
+                raise VotesError(
+                    f"`votes` must have {num_classes} entries in each row, one for each class; "
+                    f"rows {some(ragged)} have not."
+                )
+        array = np.asarray(votes)
+        if array.dtype == object or (len(array) and array.dtype.kind not in "iuf"):
+            raise VotesError(f"`votes` must be numbers, not {array.dtype}.")
+        array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
+        array = array.reshape(len(array), num_classes) if array.size == len(array) * num_classes else array
+    check_votes(array, num_classes)
+    return array
+
+
+def check_votes(votes: np.ndarray, num_classes: int | None = None) -> None:
+    """Raise [`VotesError`] unless (N, C) `votes` are counts or distributions."""
+    if votes.ndim != 2 or (num_classes is not None and votes.shape[1] != num_classes):
+        raise VotesError(f"`votes` has the shape {votes.shape}; (examples, {num_classes or 'classes'}) was expected.")
+    if votes.dtype.kind == "f":
+        _refuse(~np.isfinite(votes).all(1), "not a number or infinite", "remove these rows or mend their votes")
+    _refuse((votes < 0).any(1), "negative", "votes are counts or probabilities")
+    total = votes.sum(1)
+    _refuse(total == 0, "all zero", "nobody voted on these examples: remove them")
+    if votes.dtype.kind == "f":
+        _refuse(
+            np.abs(total - 1) > SUM_TOLERANCE,
+            "floats that do not sum to 1",
+            "divide by the row's sum, or, if these are counts, cast the column to integers",
+        )
+
+
+def _refuse(wrong: np.ndarray, what: str, remedy: str) -> None:
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        raise VotesError(f"`votes` is {what} in {len(rows)} row(s): {some(rows)}. What to do: {remedy}.")
+
+
+def dense_votes(dataset: Dataset) -> np.ndarray:
+    """The whole `votes` column, checked: (N, C), int64 counts or float64 probabilities."""
+    num_classes = len(class_names(dataset))
+    if not is_sparse(dataset.features):
+        # Straight from Arrow's buffers: a million rows through Python lists would take a minute.
+        column = dataset.with_format("arrow")["votes"]
+        chunks = column[:].combine_chunks() if len(dataset) else None
+        if chunks is not None and chunks.null_count == 0 and hasattr(chunks, "flatten"):
+            flat = chunks.flatten()
+            if len(flat) == len(dataset) * num_classes and flat.null_count == 0:
+                values = flat.to_numpy(zero_copy_only=False).reshape(len(dataset), num_classes)
+                return votes_array(values, num_classes)
+    return votes_array(dataset["votes"][:], num_classes)
+
+
+def validate_votes(dataset: Dataset, need_counts: bool = False) -> np.ndarray:
+    """Check a data set against the whole contract and return its votes (N, C).
+
+    Raises:
+        VotesError: missing columns, an empty data set, bad votes, duplicate `example_id`, or (with `need_counts`)
+            probabilities where counts are needed.
+    """
+    for column in ("votes", "example_id"):
+        if column not in dataset.column_names:
+            raise VotesError(f"There is no column `{column}` among: {', '.join(dataset.column_names)}.")
+    if len(dataset) == 0:
+        raise VotesError("The data set is empty: there is no example to use.")
+    votes = dense_votes(dataset)
+    check_example_ids(np.asarray(dataset.with_format("numpy")["example_id"][:]))
+    if need_counts and votes.dtype.kind == "f":
+        raise VotesError(
+            "Integer vote counts are needed, but `votes` holds probabilities. "
+            "Give counts, or choose a delivery that needs only probabilities ('soft', 'sls')."
+        )
+    return votes
+
+
+def check_example_ids(ids: np.ndarray) -> None:
+    """Raise [`VotesError`] unless the ids are integers and unique."""
+    if ids.dtype.kind not in "iu":
+        raise VotesError(f"`example_id` must be integers, not {ids.dtype}: number the examples of the source.")
+    unique, counts = np.unique(ids, return_counts=True)
+    if len(unique) != len(ids):
+        raise VotesError(f"`example_id` must be unique; these occur more than once: {some(unique[counts > 1])}.")
+
+
+def hard_labels(dataset: Dataset, seed: int = 0) -> np.ndarray:
+    """(N,) int64: the gold label where there is one, else the majority of the votes."""
+    votes = torch.from_numpy(dense_votes(dataset))
+    ids = torch.from_numpy(np.asarray(dataset.with_format("numpy")["example_id"][:], np.int64))
+    labels = majority_label(votes, ids, seed).numpy()
+    if "label" in dataset.column_names:
+        gold = np.array([-1 if x is None else x for x in dataset["label"][:]], np.int64)
+        labels = np.where(gold >= 0, gold, labels)
+    return labels
+
+
+def split_votes(dataset: Dataset, eval_fraction: float = 0.2, seed: int = 0) -> DatasetDict:
+    """Split into `train` and `eval`, stratified on the hard label; `round(N * eval_fraction)` examples in `eval`.
+
+    Systematic sampling from the rows in the order (label, random): each class is held out in proportion to within one
+    example, and classes with a single example are no error.
+    """
+    n = len(dataset)
+    held_out = round(n * eval_fraction)
+    if not 0 < held_out < n:
+        raise VotesError(
+            f"eval_fraction={eval_fraction} of {n} example(s) leaves an empty split: choose another fraction."
+        )
+    rng = np.random.default_rng(seed)
+    order = np.lexsort((rng.random(n), hard_labels(dataset, seed)))
+    start = rng.integers(n)
+    ticks = (np.arange(n + 1) * held_out + start) // n
+    chosen = np.zeros(n, bool)
+    chosen[order[np.diff(ticks) > 0]] = True
+    return DatasetDict(
+        train=dataset.select(np.flatnonzero(~chosen)),
+        eval=dataset.select(np.flatnonzero(chosen)),
+    )
+
+
+def split_stream(dataset: StreamingDataset, eval_fraction: float = 0.2, seed: int = 0) -> dict[str, StreamingDataset]:
+    """The same for a stream, example by example by its id: not stratified, and the sizes are only near the fraction."""
+
+    def held_out(ids: list[int]) -> list[bool]:
+        bits = hash64("split", seed, torch.tensor(ids))
+        return ((bits >> 11) & ((1 << 53) - 1)).lt(eval_fraction * 2**53).tolist()
+
+    options = {"input_columns": "example_id", "batched": True}
+    return {
+        "train": dataset.filter(lambda ids: [not x for x in held_out(ids)], **options),
+        "eval": dataset.filter(held_out, **options),
+    }
+
+
+def subsampled_votes(
+    votes: np.ndarray, example_id: np.ndarray, k: int, seed: int, without_replacement: bool = False
+) -> np.ndarray:
+    """(N, C) votes -> (N, C) int64 counts that sum to `k`.
+
+    By default a multinomial draw from each row's distribution, as `np.random.multinomial(k, p)` in the paper; draws
+    for different k are independent, not nested. Each row's draw depends only on its `example_id`, `k` and `seed`, not
+    on the row's place or on which other rows there are.
+    """
+    if k < 1:
+        raise VotesError(f"votes_per_example must be at least 1, not {k}.")
+    tensor, ids = torch.from_numpy(votes), torch.from_numpy(np.asarray(example_id, np.int64))
+    out = torch.zeros(votes.shape, dtype=torch.int64)
+    rows = torch.arange(len(ids))
+    if without_replacement:
+        if tensor.is_floating_point():
+            raise VotesError("Subsampling without replacement needs integer vote counts, not probabilities.")
+        cdf = tensor.cumsum(-1)
+        total = cdf[:, -1]
+        few = torch.nonzero(total < k).flatten()
+        if len(few):
+            raise VotesError(
+                f"Cannot take {k} votes without replacement from examples with fewer: rows {some(few.tolist())}. "
+                "Lower votes_per_example or use subsample: multinomial."
+            )
+        key = hash64("subsample_without", seed, k, ids)
+    for draw in range(k):
+        if without_replacement:
+            label = (cdf <= permuted_position(torch.full_like(total, draw), total, key)[:, None]).sum(-1)
+        else:
+            label = sample_label(tensor, hash64("subsample", seed, k, draw, ids))
+        out[rows, label] += 1
+    return out.numpy()
+
+
+def subsample_votes(dataset: Dataset, k: int, seed: int, without_replacement: bool = False) -> Dataset:
+    """The data set with `k` votes per example, drawn from its votes; see [`subsampled_votes`]."""
+    ids = np.asarray(dataset.with_format("numpy")["example_id"][:])
+    return with_votes(dataset, subsampled_votes(dense_votes(dataset), ids, k, seed, without_replacement))
+
+
+def with_votes(dataset: Dataset, votes: np.ndarray) -> Dataset:
+    """The data set with another `votes` column (N, C), integer counts or float probabilities."""
+    place = dataset.column_names.index("votes")
+    feature = List(Value("int32" if votes.dtype.kind in "iu" else "float64"), length=votes.shape[1])
+    names = list(dataset.column_names)
+    out = dataset.remove_columns("votes").add_column("votes", list(votes), feature=feature)
+    return out.select_columns(names[:place] + ["votes"] + names[place + 1 :])
