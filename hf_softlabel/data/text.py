@@ -1,0 +1,106 @@
+"""Text columns of a votes data set -> token ids, beside the votes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from datasets import Dataset, Features, List, Value
+from datasets import IterableDataset as StreamingDataset
+from transformers import PreTrainedTokenizerBase
+
+from .errors import VotesError, some
+
+TextTask = Literal["single", "pair", "choice"]
+
+CHOICE_COLUMNS = ("obs1", "obs2", "hyp1", "hyp2")
+_KNOWN: tuple[tuple[TextTask, tuple[str, ...]], ...] = (
+    ("pair", ("premise", "hypothesis")),
+    ("pair", ("text", "text_pair")),
+    ("single", ("text",)),
+    ("choice", CHOICE_COLUMNS),
+)
+_KEPT = ("votes", "example_id", "label")
+
+
+def _text_columns(column_names: Sequence[str]) -> tuple[TextTask, tuple[str, ...]]:
+    fits = [(task, columns) for task, columns in _KNOWN if set(columns) <= set(column_names)]
+    if ("pair", ("text", "text_pair")) in fits:
+        fits.remove(("single", ("text",)))
+    if len(fits) == 1:
+        return fits[0]
+    found = ", ".join(column_names)
+    if fits:
+        choices = " or ".join(" + ".join(columns) for _, columns in fits)
+        raise VotesError(f"Which text is meant, {choices}? The columns are: {found}. Give text_columns.")
+    known = "; ".join(" + ".join(columns) for _, columns in _KNOWN)
+    raise VotesError(f"No known text columns ({known}) among: {found}. Give text_columns, one name or two.")
+
+
+def text_task(column_names: Sequence[str]) -> TextTask:
+    """What the columns hold: one text, a pair of texts, or alphaNLI's two hypotheses to choose from."""
+    return _text_columns(column_names)[0]
+
+
+def tokenize_votes(
+    dataset: Dataset | StreamingDataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    text_columns: Sequence[str] | None = None,
+) -> Dataset | StreamingDataset:
+    """The data set with the tokenizer's columns and `votes`, `example_id` and `label`, and nothing else.
+
+    Args:
+        dataset: rows by the votes contract, in memory or streaming, with `premise` and `hypothesis`; `text` and
+            perhaps `text_pair`; or `obs1`, `obs2`, `hyp1` and `hyp2`, of which choice i becomes the pair
+            (obs1, hyp_i + " " + obs2) and `input_ids` a list of two lists.
+        max_length: longer inputs are cut; by default at what the model takes, but at 512 at most.
+        text_columns: one name or two, for other columns.
+    """
+    if dataset.features is None:
+        raise VotesError("The stream does not know its columns: give it features with dataset.cast(features).")
+    if text_columns is None:
+        task, columns = _text_columns(dataset.column_names)
+    else:
+        columns = tuple(text_columns)
+        missing = [name for name in columns if name not in dataset.column_names]
+        if missing or len(columns) not in (1, 2):
+            raise VotesError(
+                f"text_columns must be one or two of {', '.join(dataset.column_names)}, not {', '.join(columns)}."
+            )
+        task = "single" if len(columns) == 1 else "pair"
+    if max_length is None:
+        max_length = min(tokenizer.model_max_length, 512)
+    options = {"truncation": True, "max_length": max_length}
+    # This call settles which columns there are. It also sets the tokenizer's truncation, which is part of its
+    # pickle: without it the fingerprint, and so the cache file, would be another one the second time.
+    produced = list(tokenizer(*["a"] * (1 if task == "single" else 2), **options))
+
+    def encode(batch: dict[str, list[Any]]) -> dict[str, list]:
+        _check_texts(batch, columns)
+        if task != "choice":
+            return dict(tokenizer(*(batch[name] for name in columns), **options))
+        first = [text for text in batch["obs1"] for _ in range(2)]
+        hypotheses = zip(batch["hyp1"], batch["hyp2"], batch["obs2"], strict=True)
+        second = [f"{hyp} {obs2}" for hyp1, hyp2, obs2 in hypotheses for hyp in (hyp1, hyp2)]
+        encoded = tokenizer(first, second, **options)
+        return {key: [rows[i : i + 2] for i in range(0, len(rows), 2)] for key, rows in encoded.items()}
+
+    kept = {name: feature for name, feature in dataset.features.items() if name in _KEPT}
+    features = Features({**kept, **{name: _feature(name, task) for name in produced}})
+    # A stream forgets its features in `map` unless it is told them, and with them the classes' names.
+    removed = [name for name in dataset.column_names if name not in _KEPT]
+    return dataset.map(encode, batched=True, remove_columns=removed, features=features)
+
+
+def _feature(name: str, task: TextTask) -> List:
+    tokens = List(Value("int32" if name == "input_ids" else "int8"))
+    return List(tokens, length=2) if task == "choice" else tokens
+
+
+def _check_texts(batch: dict[str, list[Any]], columns: Sequence[str]) -> None:
+    for name in columns:
+        wrong = [row for row, text in enumerate(batch[name]) if not isinstance(text, str)]
+        if wrong:
+            ids = [batch["example_id"][row] for row in wrong] if "example_id" in batch else wrong
+            raise VotesError(f"`{name}` is not a text in the examples {some(ids)}: remove or mend these rows.")
