@@ -137,4 +137,4 @@ def test_errors_have_no_chain(folder):
     """What went wrong is in the message; a chain of tracebacks from inside transformers would bury it."""
     with pytest.raises(VotesError) as caught:
         load_model("./no/such/folder", NLI, task="text")
-    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__

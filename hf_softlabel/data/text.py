@@ -72,8 +72,7 @@ def tokenize_votes(
     if max_length is None:
         max_length = min(tokenizer.model_max_length, 512)
     options = {"truncation": True, "max_length": max_length}
-    # This call settles which columns there are. It also sets the tokenizer's truncation, which is part of its
-    # pickle: without it the fingerprint, and so the cache file, would be another one the second time.
+    # Which columns there are depends on the tokenizer: RoBERTa's makes no token_type_ids.
     produced = list(tokenizer(*["a"] * (1 if task == "single" else 2), **options))
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, list]:
