@@ -69,7 +69,7 @@ def _images(sources: str | os.PathLike | None, revision: str | None, streaming: 
     if local is not None:
         return load_dataset("parquet", data_files={"test": str(local)}, split="test", streaming=streaming)
     try:
-        return load_dataset(IMAGES, "plain_text", split="test", revision=revision, streaming=streaming)
+        return load_dataset(IMAGES, split="test", revision=revision, streaming=streaming)
     except Exception as error:  # the Hub's clients raise many kinds, and each of them means the same to the user
         raise VotesError(
             f"The CIFAR-10 images could not be loaded from the Hub ({IMAGES}): {error}. Mend the connection, or put "

@@ -220,6 +220,9 @@ class _Layout:
                         "Write 0 where nobody voted for the class, or remove these rows."
                     )
             values = np.stack([table[column].to_numpy() for column in self.columns], axis=1)
+            if self.counts and not np.any(values % 1):
+                # A batch of a CSV that pandas read as floats, because of a missing value in one of the next batches.
+                values = values.astype(np.int64)
         array = votes_array(values, num_classes)
         if self.counts and array.dtype.kind == "f":
             raise VotesError("`votes` holds floats here and integers in the rows before: use one kind throughout.")

@@ -1,0 +1,20 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def sources() -> Path:
+    """The folder with the authors' data files; without it the test is skipped."""
+    folder = os.environ.get("HF_SOFTLABEL_SOURCES")
+    if not folder:
+        pytest.skip("HF_SOFTLABEL_SOURCES is not set: the authors' data files are needed")
+    return Path(folder)
