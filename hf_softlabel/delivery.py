@@ -1,7 +1,7 @@
 """Votes in, targets out: what the loss sees of an example's votes in a given epoch.
 
-Every delivery is a pure function `target = f(votes, example_id, epoch, seed)`. It has no state and uses no global random
-number generator, so one or eight processes, any number of workers and a resumed run see the same labels.
+Every delivery is a pure function `target = f(votes, example_id, epoch, seed)`. It has no state and uses no global
+random number generator, so one or eight processes, any number of workers and a resumed run see the same labels.
 
 Shapes: N examples, C classes. `votes` is (N, C): int64 for counts, floating point for a distribution.
 """
@@ -75,10 +75,14 @@ def multipass_label(votes: Tensor, example_id: Tensor, epoch: int, seed: int) ->
             "multipass cycles through the votes themselves, but these rows are probabilities. "
             "Give integer counts, or use the delivery 'sls', which needs only probabilities."
         )
-    cdf = votes.cumsum(-1)
-    m = cdf[:, -1]
+    m = votes.sum(-1)
     position = permuted_position(epoch % m, m, hash64("multipass", seed, example_id))
-    return (cdf <= position[:, None]).sum(-1)
+    return vote_at(votes, position)
+
+
+def vote_at(votes: Tensor, position: Tensor) -> Tensor:
+    """The label of the vote with the given position, when each row's votes stand in the order of the classes. (N,)"""
+    return (votes.cumsum(-1) <= position[:, None]).sum(-1)
 
 
 def majority_label(votes: Tensor, example_id: Tensor, seed: int) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+# Of a whole data set so many rows are permuted at a time: more would not fit a processor's cache.
+_CHUNK = 1 << 14
 
 
 def _signed(value: int) -> int:
@@ -75,23 +77,29 @@ def below(bits: Tensor, n: Tensor | int) -> Tensor:
     return ((bits >> 1) & ((1 << 63) - 1)) % n
 
 
-def permuted_position(position: Tensor, size: Tensor, key: Tensor, rounds: int = 32) -> Tensor:
+def permuted_position(position: Tensor, size: Tensor, key: Tensor, rounds: int = 24) -> Tensor:
     """Where a keyed random permutation of {0, ..., size - 1} sends `position`, without building the permutation.
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway, 2012): it works on a domain of any size, has no loop whose
     length depends on the data (so nothing to wait for on a GPU), and stores nothing.
 
     Args:
-        position: int64, in [0, size).
-        size: int64, > 0, the size of each permutation's domain.
-        key: int64, one permutation per key. All three broadcast.
-        rounds: 32 leave no deviation from uniform that a chi-square test over a million keys would find.
+        position: (N,) int64, in [0, size).
+        size: (N,) int64, > 0, the size of each permutation's domain.
+        key: (N,) int64, one permutation for each.
+        rounds: 24 leave no deviation from uniform that a chi-square test over a million keys finds.
     """
-    for r in range(rounds):
-        pivot = below(hash64("pivot", r, key), size)
-        partner = pivot - position
-        partner = torch.where(partner < 0, partner + size, partner)
-        # Both members of a pair ask the same coin, so that they swap or stay together.
-        swap = hash64("swap", r, key, torch.maximum(position, partner)) < 0
+    if len(key) > _CHUNK:
+        parts = zip(position.split(_CHUNK), size.split(_CHUNK), key.split(_CHUNK), strict=True)
+        return torch.cat([permuted_position(*part, rounds) for part in parts])
+    # All rounds' secrets at once: for a batch the cost is the number of kernels, not of numbers.
+    number = torch.arange(rounds, device=key.device)[:, None]
+    pivots = below(hash64("pivot", key, number), size)
+    slopes, offsets = hash64("slope", key, number), hash64("offset", key, number)
+    for pivot, slope, offset in zip(pivots, slopes, offsets, strict=True):
+        partner = (pivot - position) % size
+        # Both members of a pair toss the same coin, so that they swap or stay together: the top bit of a random line
+        # (multiply-shift hashing), which costs two operations.
+        swap = torch.maximum(position, partner) * slope + offset < 0
         position = torch.where(swap, partner, position)
     return position

@@ -19,11 +19,14 @@ from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
     PreTrainedModel,
     ViTImageProcessor,
 )
 
 from .data.errors import VotesError
+from .data.synthetic import synthetic_tokenizer
 from .resnet import CifarResNetConfig, CifarResNetForImageClassification
 
 logger = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ def load_model(
     *,
     task: Task,
     width: float = 1.0,
+    image_size: int = 32,
     revision: str | None = None,
     trust_remote_code: bool = False,
     from_scratch: bool = False,
@@ -99,11 +103,12 @@ def load_model(
     """A model for the classes `names` and its tokenizer or image processor.
 
     Args:
-        name_or_path: a folder or a Hub id; for images also "resnet18" or "resnet34", our CIFAR ResNets.
+        name_or_path: a folder or a Hub id; for images also "resnet18" or "resnet34", our CIFAR ResNets, and for texts
+            "synthetic-bert", a tiny encoder for the synthetic text set.
         names: the classes, in the order of the votes. A checkpoint's head is kept when it has as many classes; if it
             has these very names in another order, its rows are put into the order of `names`.
         task: "text" (one text or a pair), "choice" (one class per choice) or "image".
-        width: of our ResNets only.
+        width, image_size: of our ResNets only.
         from_scratch: take only the architecture and the tokenizer, and draw all weights.
         seed: for all weights that are not loaded.
 
@@ -114,8 +119,10 @@ def load_model(
     if task not in _AUTO_CLASSES:
         raise VotesError(f"Unknown task {task!r}. Choose one of: {', '.join(_AUTO_CLASSES)}.")
     if name_or_path in _OUR_RESNETS and task == "image":
-        model = build_resnet(names, _OUR_RESNETS[name_or_path], width, seed=seed)
-        return model, image_processor(model.config.image_size)
+        model = build_resnet(names, _OUR_RESNETS[name_or_path], width, image_size, seed=seed)
+        return model, image_processor(image_size)
+    if name_or_path == "synthetic-bert" and task == "text":
+        return _synthetic_bert(names, seed)
     if width != 1.0:
         raise VotesError(f"width={width} is for {' and '.join(_OUR_RESNETS)} only, not for {name_or_path!r}.")
 
@@ -138,6 +145,22 @@ def load_model(
         logger.warning("The head of %s was put into the order of the votes: %s.", name_or_path, ", ".join(names))
         _reorder_head(model, order)
     return model, processor
+
+
+def _synthetic_bert(names: Sequence[str], seed: int) -> tuple[PreTrainedModel, Any]:
+    tokenizer = synthetic_tokenizer()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=tokenizer.model_max_length,
+        pad_token_id=tokenizer.pad_token_id,
+        **_labels(names),
+    )
+    with _seeded(seed):
+        return BertForSequenceClassification(config), tokenizer
 
 
 def _head_order(config: Any, label2id: dict[str, int]) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -157,8 +158,9 @@ def _read(path: Path) -> pd.DataFrame:
         case ".tsv":
             return pd.read_csv(path, sep="\t", **CSV_OPTIONS)
         case ".jsonl" | ".ndjson":
-            # Without the conversions pandas would guess at dates and turn ids such as "007" into numbers.
-            return pd.read_json(path, lines=True, dtype=False, convert_dates=False)
+            # Not with pandas, which guesses at dates and at numbers.
+            with open(path, encoding="utf-8") as file:
+                return pd.DataFrame([json.loads(line) for line in file if line.strip()])
         case ".parquet":
             return pd.read_parquet(path)
         case suffix:

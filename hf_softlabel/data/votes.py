@@ -104,6 +104,8 @@ def votes_array(votes: Any, num_classes: int) -> np.ndarray:
                     f"rows {some(ragged)} have not."
                 )
         array = np.asarray(votes)
+        if array.dtype == object and (missing := [i for i, row in enumerate(votes) if None in list(row)]):
+            raise VotesError(f"`votes` has missing entries in rows {some(missing)}: write 0, or remove these rows.")
         if array.dtype == object or (len(array) and array.dtype.kind not in "iuf"):
             raise VotesError(f"`votes` must be numbers, not {array.dtype}.")
         array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
@@ -217,7 +219,7 @@ def split_votes(dataset: Dataset, eval_fraction: float = 0.2, seed: int = 0) -> 
 
 
 def split_stream(dataset: StreamingDataset, eval_fraction: float = 0.2, seed: int = 0) -> dict[str, StreamingDataset]:
-    """The same for a stream, example by example by its id: not stratified, and the sizes are only near the fraction."""
+    """The same for a stream, example by example by its id: not stratified, and sizes are only near the fraction."""
 
     def held_out(ids: list[int]) -> list[bool]:
         bits = hash64("split", seed, torch.tensor(ids))

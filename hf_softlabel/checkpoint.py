@@ -1,0 +1,81 @@
+"""Which checkpoints are whole, and which run may go on from them.
+
+`Trainer` writes a checkpoint file by file, so one that was cut off looks like any other. Here the last thing that is
+written, atomically, is a manifest with the size of every file and the settings that the label stream depends on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from .data.errors import VotesError
+
+MANIFEST_NAME = "manifest.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+logger = logging.getLogger(__name__)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a file so that at any moment it is either absent, the old one, or whole."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def write_manifest(checkpoint: Path, settings: dict[str, Any]) -> None:
+    """Declare a checkpoint whole."""
+    files = {
+        str(path.relative_to(checkpoint)): path.stat().st_size
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_NAME
+    }
+    write_text_atomically(checkpoint / MANIFEST_NAME, json.dumps({"settings": settings, "files": files}, indent=1))
+
+
+def flaw(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or None when it is whole."""
+    try:
+        files = json.loads((checkpoint / MANIFEST_NAME).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        return f"it has no {MANIFEST_NAME}, so writing it was not finished"
+    except (ValueError, KeyError, TypeError):
+        return f"its {MANIFEST_NAME} cannot be read"
+    for name, size in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+    return None
+
+
+def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint that is whole; newer ones that are not are named in a warning."""
+    found = [(int(m[1]), path) for path in Path(output_dir).glob("*") if (m := _CHECKPOINT.fullmatch(path.name))]
+    for _, path in sorted(found, reverse=True):
+        problem = flaw(path)
+        if problem is None:
+            return path
+        logger.warning("Skipping %s: %s.", path, problem)
+    return None
+
+
+def refuse_changes(checkpoint: Path, settings: dict[str, Any]) -> None:
+    """Raise [`VotesError`] unless the run that wrote a checkpoint had the same settings."""
+    before = json.loads((checkpoint / MANIFEST_NAME).read_text(encoding="utf-8"))["settings"]
+    changed = [
+        f"{key}: {before.get(key)!r} then, {value!r} now"
+        for key, value in settings.items()
+        if before.get(key) != value
+    ]
+    if changed:
+        raise VotesError(
+            f"{checkpoint} was written by a run with other settings ({'; '.join(changed)}). Resumed like this, it "
+            "would repeat or skip examples and deliver other labels. Use the same settings, start in another "
+            "output_dir, or set allow_changed_resume: true if you want this."
+        )

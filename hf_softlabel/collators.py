@@ -1,0 +1,85 @@
+"""From rows to a batch: the model's inputs by any collator, and beside them the votes.
+
+A batch has the inputs and `votes` (N, C; int64 counts or float32 probabilities), `example_id` (N,) and `gold_label`
+(N,), -1 where the source has none. Labels are not drawn here: the collator runs in worker processes, which do not know
+the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    DataCollatorForMultipleChoice,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerBase,
+    default_data_collator,
+)
+
+from .data.errors import VotesError
+from .data.votes import votes_array
+
+VOTE_COLUMNS = ("votes", "example_id", "gold_label")
+
+
+@dataclass
+class ChoiceCollator:
+    """Pad examples of several choices: (N, choices, length). Stock, but for not needing a label."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = DataCollatorForMultipleChoice(self.tokenizer)([{**row, "label": 0} for row in features])
+        del batch["labels"]
+        return batch
+
+
+@dataclass
+class VotesCollator:
+    """Collate the votes by the contract and everything else by `inputs`.
+
+    Args:
+        num_classes: C, for checking and for the sparse form.
+        inputs: any collator for the model's inputs, e.g. `DataCollatorWithPadding(tokenizer)`.
+    """
+
+    num_classes: int
+    inputs: Callable[[list[dict[str, Any]]], Mapping[str, Any]] = default_data_collator
+
+    def __call__(self, features: list[dict[str, Any]] | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if isinstance(features, Mapping):
+            # An image store hands over a whole batch at once, checked when it was made.
+            return dict(features)
+        missing = [name for name in ("votes", "example_id") if name not in features[0]]
+        if missing:
+            raise VotesError(f"The rows have no {' and '.join(missing)}, only: {', '.join(features[0])}.")
+        ids = [int(row["example_id"]) for row in features]
+        votes = _votes([row["votes"] for row in features], self.num_classes, ids)
+        gold = [row.get("gold_label", row.get("label")) for row in features]
+        rest = [{k: v for k, v in row.items() if k not in (*VOTE_COLUMNS, "label")} for row in features]
+        batch = dict(self.inputs(rest))
+        batch["votes"] = votes
+        batch["example_id"] = torch.tensor(ids)
+        batch["gold_label"] = torch.tensor([-1 if label is None else int(label) for label in gold])
+        return batch
+
+
+def _votes(rows: list[Any], num_classes: int, ids: list[int]) -> torch.Tensor:
+    if not isinstance(rows[0], Mapping):
+        rows = [np.asarray(row) for row in rows]
+    try:
+        votes = torch.from_numpy(votes_array(rows, num_classes))
+    except VotesError as error:
+        raise VotesError(f"{error} (rows of the batch with the example ids {ids})") from None
+    return votes.float() if votes.is_floating_point() else votes
+
+
+def input_collator(processing_class: Any, choices: bool) -> Callable:
+    """The collator for the model's inputs that goes with a tokenizer, or none."""
+    if isinstance(processing_class, PreTrainedTokenizerBase):
+        return ChoiceCollator(processing_class) if choices else DataCollatorWithPadding(processing_class)
+    return default_data_collator

@@ -1,0 +1,122 @@
+"""From a data set of votes to what a trainer's data loader reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from datasets import IterableDataset as StreamingDataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import is_peft_available
+
+from .data.errors import VotesError
+from .data.images import IMAGE_COLUMNS, VotesImages
+from .data.text import tokenize_votes
+from .data.votes import check_example_ids, check_votes, class_names, validate_votes, with_votes
+from .delivery import Delivery, shuffled_rows
+
+
+def prepare_dataset(
+    dataset: Any, processing_class: Any, split: str, delivery: Delivery | None = None
+) -> tuple[Any, int | None]:
+    """Check a split and bring it to model inputs.
+
+    Args:
+        dataset: a `datasets.Dataset` or stream by the votes contract, a [`VotesImages`], or any torch data set whose
+            rows have `votes` and `example_id` (checked batch by batch, in the collator).
+        processing_class: tokenizer or image processor for raw texts or images.
+        split: its name, for messages.
+        delivery: given for the training split, whose votes it must be able to use.
+
+    Returns:
+        The data set and its number of classes, None for a torch data set of unknown shape.
+    """
+    try:
+        return _prepare(dataset, processing_class, delivery)
+    except VotesError as error:
+        raise VotesError(f"In the {split} split: {error}") from None
+
+
+def _prepare(dataset: Any, processing_class: Any, delivery: Delivery | None) -> tuple[Any, int | None]:
+    need_counts = delivery is not None and delivery.needs_counts
+    shuffled = delivery is not None and delivery.name == "shuffled_sls"
+    if isinstance(dataset, StreamingDataset):
+        if shuffled:
+            raise VotesError("shuffled_sls permutes the votes of the whole data set and cannot be streamed.")
+        classes = len(class_names(dataset))
+        return _to_inputs(dataset, processing_class), classes
+    if isinstance(dataset, VotesImages):
+        if len(dataset) == 0:
+            raise VotesError("The data set is empty: there is no example to use.")
+        votes = dataset.column("votes").numpy()
+        check_votes(votes)
+        check_example_ids(dataset.column("example_id").numpy())
+        if need_counts and votes.dtype.kind == "f":
+            raise VotesError("Integer vote counts are needed, but the votes are probabilities.")
+        return (dataset.with_votes(torch.from_numpy(_shuffle(votes, delivery))) if shuffled else dataset), votes.shape[
+            1
+        ]
+    if isinstance(dataset, Dataset):
+        votes = validate_votes(dataset, need_counts)
+        if shuffled:
+            dataset = with_votes(dataset, _shuffle(votes, delivery))
+        return _to_inputs(dataset, processing_class), votes.shape[1]
+    if shuffled:
+        raise VotesError(f"shuffled_sls needs a datasets.Dataset or VotesImages, not a {type(dataset).__name__}.")
+    return dataset, len(dataset[0]["votes"])
+
+
+def _shuffle(votes: np.ndarray, delivery: Delivery) -> np.ndarray:
+    return votes[shuffled_rows(len(votes), delivery.seed).numpy()]
+
+
+def _to_inputs(dataset: Dataset | StreamingDataset, processing_class: Any) -> Any:
+    columns = dataset.column_names
+    if isinstance(processing_class, PreTrainedTokenizerBase) and "input_ids" not in columns:
+        return tokenize_votes(dataset, processing_class)
+    image_columns = [name for name in IMAGE_COLUMNS if name in columns]
+    if image_columns and "pixel_values" not in columns:
+        if isinstance(dataset, StreamingDataset):
+            raise VotesError(
+                "Images are decoded once into memory and cannot be streamed by the trainer: load the data set "
+                "without streaming, or map it to `pixel_values` yourself."
+            )
+        if processing_class is None:
+            raise VotesError(
+                "Raw images need an image processor as processing_class, or a VotesImages and an image_transform."
+            )
+        size = processing_class.size
+        return VotesImages.from_dataset(dataset, image_size=size["height"] if size else None)
+    return dataset
+
+
+def scores_choices(model: nn.Module) -> bool:
+    """Whether a model, under a PEFT wrapper or not, scores several choices of one example with one output each."""
+    base = model.get_base_model() if isinstance(model, _peft_types()) else model
+    return type(base).__name__.endswith("ForMultipleChoice")
+
+
+def _peft_types() -> tuple[type, ...]:
+    if not is_peft_available():
+        return ()
+    from peft import PeftModel
+
+    return (PeftModel,)
+
+
+def check_model_classes(model: nn.Module, num_classes: int) -> None:
+    """Raise [`VotesError`] when a model's labels are not the votes' classes.
+
+    A multiple-choice model scores each choice with one output and takes any number of choices.
+    """
+    labels = getattr(getattr(model, "config", None), "num_labels", None)
+    if scores_choices(model):
+        return
+    if labels is not None and labels != num_classes:
+        raise VotesError(
+            f"The votes have {num_classes} classes, but the model has {labels} labels. "
+            f"Load it with num_labels={num_classes}."
+        )

@@ -1,0 +1,279 @@
+"""One recipe, one run directory: load the votes, train, score, and write what a report needs.
+
+The directory holds `config.yaml` (fully resolved), `history.jsonl` (a line per evaluation), `predictions.parquet`,
+`metrics.json`, `model/`, and `DONE`, which is written last. A directory without `DONE` is resumed or redone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from .checkpoint import last_whole_checkpoint, write_text_atomically
+from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
+from .data.errors import VotesError
+from .data.images import IMAGE_COLUMNS
+from .data.load import load_votes
+from .data.text import text_task, tokenize_votes
+from .data.votes import class_names, dense_votes, split_stream, split_votes, subsample_votes
+from .metrics import references
+from .models import load_model
+from .trainer import VotesTrainer
+
+logger = logging.getLogger(__name__)
+PACKAGES = ("hf_softlabel", "torch", "transformers", "datasets", "accelerate", "timm", "numpy", "scipy")
+# Of the evaluation, not of the model: they are in history.jsonl.
+TIMINGS = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+# A run that differs in these only is the same run.
+NOT_THE_RUN = (
+    "output_dir",
+    "resume_from_checkpoint",
+    "allow_changed_resume",
+    "sources",
+    "report_to",
+    "run_name",
+    "project",
+    "disable_tqdm",
+    "use_cpu",
+)
+NOT_THE_RUN_PREFIXES = ("dataloader_", "logging_", "log_", "hub_", "push_", "save_", "trackio_")
+
+
+def load_splits(config: DataConfig, seed: int) -> tuple[Any, Any]:
+    """The training split, subsampled if the recipe says so, and the eval split with the full votes."""
+    options = {
+        "label_columns": config.label_columns,
+        "item": config.item_column,
+        "label": config.label_column,
+        "annotator": config.annotator_column,
+        "names": config.class_names,
+    }
+    data = load_votes(
+        config.dataset,
+        config.subset,
+        sources=config.sources,
+        revision=config.revision,
+        streaming=config.streaming,
+        **{key: value for key, value in options.items() if value is not None},
+    )
+    split_seed = seed if config.split_seed is None else config.split_seed
+    if config.eval_split is not None:
+        if config.eval_split not in data:
+            raise VotesError(f"There is no split {config.eval_split!r} (eval_split) among: {', '.join(data)}.")
+        splits = {"train": data["train"], "eval": data[config.eval_split]}
+    elif config.streaming:
+        splits = split_stream(data["train"], config.eval_fraction, split_seed)
+    else:
+        splits = split_votes(data["train"], config.eval_fraction, split_seed)
+    train, held_out = splits["train"], splits["eval"]
+    if config.streaming:
+        for key in ("train_size", "votes_per_example"):
+            if getattr(config, key) is not None:
+                raise VotesError(f"{key} needs the whole data set: leave it out or set streaming: false.")
+        return train, held_out
+    if config.train_size is not None:
+        if not 0 < config.train_size <= len(train):
+            raise VotesError(f"train_size={config.train_size}, but the training split has {len(train)} examples.")
+        if config.train_size < len(train):
+            train = split_votes(train, config.train_size / len(train), split_seed)["eval"]
+    if config.votes_per_example is not None:
+        subsample_seed = seed if config.subsample_seed is None else config.subsample_seed
+        train = subsample_votes(
+            train, config.votes_per_example, subsample_seed, config.subsample == "without_replacement"
+        )
+    return train, held_out
+
+
+def _task(columns: list[str], text_columns: list[str] | None) -> str:
+    if any(name in columns for name in IMAGE_COLUMNS):
+        return "image"
+    return "choice" if text_columns is None and text_task(columns) == "choice" else "text"
+
+
+class _History(TrainerCallback):
+    """Appends a line to history.jsonl at each evaluation; a resumed run drops the lines that it will write again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            lines = self.path.read_text().splitlines() if self.path.exists() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+            write_text_atomically(self.path, "".join(f"{line}\n" for line in kept))
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        if state.is_world_process_zero and args.process_index == 0:
+            line = {"step": state.global_step, "epoch": state.epoch, **_plain(metrics, "eval_")}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _plain(metrics: dict[str, float], prefix: str) -> dict[str, float | None]:
+    """Metrics without their prefix; NaN becomes null, which JSON has."""
+    return {
+        key.removeprefix(prefix): None if isinstance(value, float) and not np.isfinite(value) else value
+        for key, value in metrics.items()
+    }
+
+
+def _same_run(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The keys in which two resolved configurations are different runs."""
+    return [
+        key
+        for key, value in now.items()
+        if before.get(key) != value and key not in NOT_THE_RUN and not key.startswith(NOT_THE_RUN_PREFIXES)
+    ]
+
+
+def _open_run(out: Path, config: dict[str, Any], training: SoftLabelConfig, overwrite: bool) -> dict | None:
+    """Make the directory ready; returns the metrics if the run is finished already."""
+    if overwrite:
+        if training.process_index == 0 and out.exists():
+            if not (out / "config.yaml").exists() and any(out.iterdir()):
+                raise VotesError(f"{out} is not a run directory: it has no config.yaml. It is not overwritten.")
+            shutil.rmtree(out)
+        return None
+    if not (out / "config.yaml").exists():
+        return None
+    changed = _same_run(yaml.safe_load((out / "config.yaml").read_text()), config)
+    if changed and not training.allow_changed_resume:
+        raise VotesError(
+            f"{out} holds a run with another configuration (different: {', '.join(changed)}). "
+            "Choose another --output_dir, or --overwrite it."
+        )
+    return json.loads((out / "metrics.json").read_text()) if (out / "DONE").exists() else None
+
+
+def run_recipe(
+    model_config: ModelConfig,
+    data_config: DataConfig,
+    training: SoftLabelConfig,
+    overwrite: bool = False,
+    callbacks: list[TrainerCallback] | None = None,
+) -> dict[str, Any]:
+    """Train and evaluate what the three configurations say, and write the run directory `training.output_dir`.
+
+    Returns:
+        The contents of metrics.json.
+    """
+    out = Path(training.output_dir)
+    config = resolved(model_config, data_config, training)
+    with training.main_process_first(local=False, desc="opening the run"):
+        finished = _open_run(out, config, training, overwrite)
+    if finished is not None:
+        logger.warning("%s is finished already; --overwrite starts it anew.", out)
+        return finished
+    with training.main_process_first(local=False, desc="loading the votes"):
+        train, held_out = load_splits(data_config, training.seed)
+    names = class_names(train)
+    task = _task(train.column_names, data_config.text_columns)
+    model, processing_class = load_model(
+        model_config.model,
+        names,
+        task=task,
+        width=model_config.width,
+        image_size=_image_size(model_config, train) if task == "image" else 32,
+        revision=model_config.model_revision,
+        trust_remote_code=model_config.trust_remote_code,
+        from_scratch=model_config.from_scratch,
+        seed=training.seed,
+    )
+    if task != "image":
+        with training.main_process_first(local=False, desc="tokenising"):
+            train, held_out = (
+                tokenize_votes(split, processing_class, data_config.max_length, data_config.text_columns)
+                for split in (train, held_out)
+            )
+    trainer = VotesTrainer(
+        model=model,
+        args=training,
+        train_dataset=train,
+        eval_dataset=held_out,
+        processing_class=processing_class,
+        callbacks=[_History(out / "history.jsonl"), *(callbacks or [])],
+    )
+    if training.process_index == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(out / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    trainer.accelerator.wait_for_everyone()
+    checkpoint = training.resume_from_checkpoint or last_whole_checkpoint(out)
+    if checkpoint is not None:
+        logger.warning("Resuming from %s.", checkpoint)
+    trained = trainer.train(resume_from_checkpoint=checkpoint)
+    digest = trainer.ledger.digest()
+    prediction = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
+    trainer.save_model(str(out / "model"))
+    metrics = {
+        **{key: value for key, value in _plain(prediction.metrics, "eval_").items() if key not in TIMINGS},
+        "delivery": trainer.delivery.name,
+        "delivery_seed": trainer.delivery.seed,
+        "seed": training.seed,
+        "world_size": training.world_size,
+        "ledger_digest": digest,
+        "epochs": trainer.state.epoch,
+        "steps": trainer.state.global_step,
+        "best_step": trainer.state.best_global_step,
+        "train_loss": trained.training_loss,
+        "train_seconds": trained.metrics.get("train_runtime"),
+        "train_examples": None if trainer.streams else len(trainer.train_dataset),
+        "eval_examples": len(prediction.predictions),
+        "references": references(prediction.label_ids[0], _train_votes(train)),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+    if training.process_index == 0:
+        _write_predictions(out / "predictions.parquet", prediction)
+        write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1))
+        write_text_atomically(out / "DONE", "")
+    trainer.accelerator.wait_for_everyone()
+    return metrics
+
+
+def _image_size(config: ModelConfig, dataset: Any) -> int:
+    if config.image_size is not None:
+        return config.image_size
+    column = next(name for name in IMAGE_COLUMNS if name in dataset.column_names)
+    return next(iter(dataset))[column].size[0]
+
+
+def _train_votes(dataset: Any) -> np.ndarray | None:
+    return dense_votes(dataset) if isinstance(dataset, Dataset) else None
+
+
+def _write_predictions(path: Path, prediction: Any) -> None:
+    votes, example_id, gold_label = prediction.label_ids
+    table = Dataset.from_dict(
+        {
+            "example_id": example_id,
+            "logits": np.asarray(prediction.predictions, np.float32),
+            "votes": votes,
+            "label": gold_label,
+        }
+    )
+    part = path.with_name(path.name + ".part")
+    table.to_parquet(str(part))
+    part.replace(path)
+
+
+def summary(metrics: dict[str, Any], output_dir: str) -> str:
+    """A finished run in a few lines, its scores beside what they are to be compared with."""
+    floor, uniform = metrics["references"]["floor"], metrics["references"]["uniform"]
+    rows = [
+        f"{metrics['delivery']}, seed {metrics['seed']}: {metrics['steps']} steps, world size {metrics['world_size']}",
+        f"  soft NLL             {metrics['soft_nll']:.4f}   (votes' entropy {floor['soft_nll']:.4f}, "
+        f"uniform {uniform['soft_nll']:.4f})",
+        f"  KL to the annotators {metrics['kl']:.4f}   (uniform {uniform['kl']:.4f})",
+        f"  accuracy             {metrics['accuracy']:.4f}",
+    ]
+    if metrics["entropy_correlation"] is not None:
+        rows.append(f"  entropy correlation  {metrics['entropy_correlation']:.4f}")
+    return "\n".join([*rows, f"  label stream         {metrics['ledger_digest']}", f"written to {output_dir}"])

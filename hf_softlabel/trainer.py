@@ -1,0 +1,355 @@
+"""One trainer for all deliveries, and a thin named subclass for each."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate.utils import gather_object
+from datasets import IterableDataset as StreamingDataset
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import EvalPrediction, rotate_checkpoints
+
+from .checkpoint import MANIFEST_NAME, flaw, last_whole_checkpoint, refuse_changes, write_manifest
+from .collators import VOTE_COLUMNS, VotesCollator, input_collator
+from .config import SoftLabelConfig
+from .data.errors import VotesError
+from .data.images import ImageTransform, VotesImages
+from .delivery import distribution, mix, mix_targets, mixup_pairs
+from .ledger import Ledger
+from .metrics import score_votes
+from .preparation import check_model_classes, prepare_dataset, scores_choices
+
+logger = logging.getLogger(__name__)
+
+
+class NonFiniteLossError(VotesError):
+    """The training loss is NaN or infinite."""
+
+
+class _EpochCallback(TrainerCallback):
+    """Tells the trainer which epoch has begun, on every process."""
+
+    def __init__(self, trainer: VotesTrainer):
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if self.trainer.streams:
+            # Without a length `state.epoch` is the share of max_steps done, so the passes are counted instead.
+            self.trainer.delivery_epoch += 1
+        else:
+            self.trainer.delivery_epoch = int(state.epoch or 0)
+        self.trainer.ledger.begin_epoch(self.trainer.delivery_epoch)
+
+
+class VotesTrainer(Trainer):
+    """[`Trainer`] that learns from annotator votes.
+
+    Data sets follow the votes contract ([`hf_softlabel.data.votes`]): raw texts are tokenised with `processing_class`,
+    images are decoded once into memory. The model is anything that returns logits (N, C). Evaluation always scores
+    against the full vote distribution, whatever the delivery.
+
+    Args:
+        args: a [`SoftLabelConfig`]; its `delivery` says what the loss sees (`soft` if it is not set).
+        image_transform: normalisation and augmentation of uint8 images; by default from `processing_class`.
+        compute_metrics: further metrics; `EvalPrediction.label_ids` is the tuple (votes, example_id, gold_label).
+        kwargs: as for [`Trainer`].
+    """
+
+    # The delivery that a named subclass stands for.
+    delivery_name: str | None = None
+    # compute_loss returns the mean over a micro-batch: Trainer must divide it by the accumulation steps.
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: SoftLabelConfig | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        image_transform: ImageTransform | None = None,
+        compute_metrics: Any = None,
+        **kwargs: Any,
+    ):
+        args = SoftLabelConfig() if args is None else args
+        if not isinstance(args, SoftLabelConfig):
+            raise VotesError(f"{type(self).__name__} takes a SoftLabelConfig as args, not a {type(args).__name__}.")
+        if self.delivery_name is not None:
+            if args.delivery not in (None, self.delivery_name):
+                raise VotesError(
+                    f"{type(self).__name__} delivers {self.delivery_name!r}, but args.delivery is {args.delivery!r}. "
+                    "Leave it out, or use VotesTrainer."
+                )
+            args.delivery = self.delivery_name
+        self.delivery = args.make_delivery()
+        self.delivery_epoch = 0
+        self.image_transform = image_transform
+        self.num_classes: int | None = None
+        self._user_metrics = compute_metrics
+        train_dataset = self._prepare(train_dataset, processing_class, "train", delivery=self.delivery)
+        if isinstance(eval_dataset, dict):
+            eval_dataset = {key: self._prepare(one, processing_class, key) for key, one in eval_dataset.items()}
+        else:
+            eval_dataset = self._prepare(eval_dataset, processing_class, "eval")
+        self.streams = isinstance(train_dataset, StreamingDataset)
+        if model is not None and self.num_classes is not None:
+            check_model_classes(model, self.num_classes)
+        if not isinstance(data_collator, VotesCollator) and self.num_classes is not None:
+            choices = model is not None and scores_choices(model)
+            data_collator = VotesCollator(self.num_classes, data_collator or input_collator(processing_class, choices))
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            compute_metrics=self._score,
+            **kwargs,
+        )
+        self.ledger = Ledger(self._gather_arrays)
+        self.add_callback(_EpochCallback(self))
+
+    def _prepare(self, dataset: Any, processing_class: Any, split: str, delivery: Any = None) -> Any:
+        if dataset is None:
+            return None
+        dataset, classes = prepare_dataset(dataset, processing_class, split, delivery)
+        if self.num_classes not in (None, classes):
+            raise VotesError(f"The {split} split has {classes} classes, but the one before it {self.num_classes}.")
+        self.num_classes = classes
+        if isinstance(dataset, VotesImages) and self.image_transform is None:
+            self.image_transform = ImageTransform(
+                mean=tuple(processing_class.image_mean), std=tuple(processing_class.image_std)
+            )
+        return dataset
+
+    def _gather_arrays(self, array: np.ndarray) -> list[np.ndarray]:
+        return gather_object([array])
+
+    def _set_signature_columns_if_needed(self):
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *VOTE_COLUMNS]))
+
+    def _get_collator_with_removed_columns(self, data_collator, description=None):
+        # The stock wrapper goes through a batch row by row, and an image store hands over whole batches.
+        if isinstance(self.train_dataset, VotesImages) or isinstance(self.eval_dataset, VotesImages):
+            return data_collator
+        return super()._get_collator_with_removed_columns(data_collator, description)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy of the logits with the delivered targets in training, with the whole votes in evaluation."""
+        # The targets never reach the model: given float labels, HF heads silently switch to a BCE loss and write
+        # the wrong problem_type into the config.
+        votes, example_id = inputs["votes"], inputs["example_id"]
+        inputs = {key: value for key, value in inputs.items() if key not in VOTE_COLUMNS}
+        train, epoch = model.training, self.delivery_epoch
+        if self.image_transform is not None and "pixel_values" in inputs:
+            inputs["pixel_values"] = self.image_transform(
+                inputs["pixel_values"], example_id, epoch, self.args.seed, train=train and self.args.augment
+            )
+        if train:
+            target = self.delivery(votes, example_id, epoch)
+            self.ledger.record(epoch, example_id, target)
+            if self.delivery.name == "mixup":
+                inputs, target = self._mixup(model, inputs, target, votes.shape[-1], example_id, epoch)
+        else:
+            target = distribution(votes)
+        outputs = model(**inputs)
+        logits = _logits(outputs)
+        if logits.shape != votes.shape:
+            raise VotesError(
+                f"The model returned logits of shape {tuple(logits.shape)} for votes of shape {tuple(votes.shape)}: "
+                "the model's labels and the votes' classes must be the same."
+            )
+        loss = F.cross_entropy(logits.float(), target)
+        return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
+
+    def _mixup(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        target: Tensor,
+        num_classes: int,
+        example_id: Tensor,
+        epoch: int,
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Mix each example of the batch with another: pixels, or the embeddings of texts."""
+        partner, share = mixup_pairs(example_id, epoch, self.delivery.seed, self.args.mixup_alpha)
+        inputs = dict(inputs)
+        if "pixel_values" in inputs:
+            inputs["pixel_values"] = mix(inputs["pixel_values"], partner, share)
+        elif "input_ids" in inputs:
+            embed = self.accelerator.unwrap_model(model).get_input_embeddings()
+            inputs["inputs_embeds"] = mix(embed(inputs.pop("input_ids")), partner, share)
+            if "attention_mask" in inputs:
+                inputs["attention_mask"] = torch.maximum(inputs["attention_mask"], inputs["attention_mask"][partner])
+        else:
+            raise VotesError(f"mixup needs pixel_values or input_ids, not: {', '.join(inputs)}.")
+        return inputs, mix_targets(target, num_classes, partner, share)
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        if "gold_label" not in inputs and "example_id" in inputs:
+            # A collator of the user's own need not know of gold labels.
+            inputs = {**inputs, "gold_label": torch.full_like(inputs["example_id"], -1)}
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        votes, _, gold_label = prediction.label_ids
+        scores = score_votes(prediction.predictions, votes, gold_label)
+        return {**scores, **(self._user_metrics(prediction) if self._user_metrics is not None else {})}
+
+    def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        score = output.metrics.get(f"{metric_key_prefix}_soft_nll")
+        if score is not None:
+            # The stock eval_loss is a mean of batch means, wrong when batches are ragged; this is the same quantity
+            # from the gathered predictions, exact on any number of processes.
+            output.metrics[f"{metric_key_prefix}_loss"] = score
+        return output
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        self._refuse_non_finite(logs.get("loss"))
+        super().log(logs, *args, **kwargs)
+
+    def _refuse_non_finite(self, loss: float | None) -> None:
+        if loss is not None and not np.isfinite(loss):
+            raise NonFiniteLossError(
+                f"The training loss is {loss} by step {self.state.global_step} (epoch {self.state.epoch:.2f}). "
+                "Nothing more was saved. Lower the learning rate, clip gradients (max_grad_norm), or use fp32."
+            )
+
+    def _stream_settings(self) -> dict[str, Any]:
+        """What the label stream and the order of the examples depend on."""
+        args = self.args
+        return {
+            "world_size": args.world_size,
+            "per_device_train_batch_size": args.per_device_train_batch_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "seed": args.seed,
+            "data_seed": args.data_seed,
+            "delivery": self.delivery.name,
+            "delivery_seed": self.delivery.seed,
+            "resample_every": self.delivery.resample_every,
+            "train_examples": None if self.streams else len(self.train_dataset),
+        }
+
+    def _save_checkpoint(self, model, trial):
+        self._refuse_non_finite(self._tr_loss.item())
+        run_dir = self._get_output_dir(trial)
+        checkpoint = Path(run_dir) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (checkpoint / MANIFEST_NAME).unlink(missing_ok=True)
+        # Older checkpoints go only once this one is whole.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.ledger.save(checkpoint, write=self.args.should_save)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            write_manifest(checkpoint, self._stream_settings())
+            rotate_checkpoints(
+                output_dir=run_dir,
+                save_total_limit=limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+            )
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+        """As [`Trainer.train`]. With `True` it goes on from the last checkpoint that was written to its end."""
+        if self.train_dataset is None:
+            raise VotesError("There is no train_dataset to train on.")
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise VotesError(f"{self.args.output_dir} has no whole checkpoint to resume from.")
+        self.ledger = Ledger(self._gather_arrays)
+        self.delivery_epoch = -1 if self.streams else 0
+        if resume_from_checkpoint:
+            checkpoint = Path(resume_from_checkpoint)
+            problem = flaw(checkpoint)
+            if problem is not None:
+                raise VotesError(f"Cannot resume from {checkpoint}: {problem}. Choose an earlier checkpoint.")
+            if not self.args.allow_changed_resume:
+                refuse_changes(checkpoint, self._stream_settings())
+            self.ledger.load(checkpoint)
+        path = str(resume_from_checkpoint) if resume_from_checkpoint else None
+        return super().train(resume_from_checkpoint=path, **kwargs)
+
+
+def _logits(outputs: Any) -> Tensor:
+    """The logits of whatever a model returned: a tensor, a tuple with the logits first, or a dict with `logits`."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, dict):
+        if "logits" not in outputs:
+            raise VotesError(f"The model must return `logits`; it returned {', '.join(outputs)}.")
+        return outputs["logits"]
+    return outputs[0]
+
+
+class SoftLabelTrainer(VotesTrainer):
+    """Cross-entropy with the whole vote distribution."""
+
+    delivery_name = "soft"
+
+
+class SLSTrainer(VotesTrainer):
+    """Stochastic label sampling: one label per example, sampled from its votes each epoch."""
+
+    delivery_name = "sls"
+
+
+class MultipassTrainer(VotesTrainer):
+    """One vote per example and epoch, cycling through the real votes. Needs counts."""
+
+    delivery_name = "multipass"
+
+
+class DeterministicControlTrainer(VotesTrainer):
+    """Multipass in another order of the same votes."""
+
+    delivery_name = "deterministic_control"
+
+
+class ShuffledSLSTrainer(VotesTrainer):
+    """SLS with the votes of another example: a control that must fail."""
+
+    delivery_name = "shuffled_sls"
+
+
+class PosteriorSLSTrainer(VotesTrainer):
+    """SLS from the Dirichlet posterior of the votes, for one to five votes per example. Needs counts."""
+
+    delivery_name = "posterior_sls"
+
+
+class MajorityTrainer(VotesTrainer):
+    """The majority label, as nearly everybody trains."""
+
+    delivery_name = "majority"
+
+
+class LabelSmoothingTrainer(VotesTrainer):
+    """The majority label, smoothed."""
+
+    delivery_name = "label_smoothing"
+
+
+class MixupTrainer(VotesTrainer):
+    """Mixup of inputs and targets."""
+
+    delivery_name = "mixup"
