@@ -25,8 +25,10 @@ from hf_softlabel.data.sources import Source, find_source
 
 ROOT = Path(__file__).parents[1]
 
+# The stream is closed because Arrow may abort the interpreter at its exit while a Parquet file is half read
+# (huggingface/datasets#7566).
 CLIENT = """
-import hashlib, itertools, json, sys
+import gc, hashlib, itertools, json, sys
 from hf_softlabel.data.load import load_votes
 from hf_softlabel.data.votes import class_names
 
@@ -35,12 +37,16 @@ def plain(row):
 
 whole = load_votes("cifar10h", sources=sys.argv[1])["train"]
 stream = load_votes("cifar10h", sources=sys.argv[1], streaming=True)["train"]
+rows = iter(stream)
+first = list(itertools.islice(rows, 5))
+rows.close()
+gc.collect()
 print(json.dumps({
     "rows": len(whole),
     "votes": sum(map(sum, whole["votes"])),
     "names": [class_names(whole), class_names(stream)],
     "whole": [plain(whole[i]) for i in range(5)],
-    "stream": [plain(row) for row in itertools.islice(stream, 5)],
+    "stream": [plain(row) for row in first],
 }))
 """
 
