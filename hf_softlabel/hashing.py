@@ -6,6 +6,8 @@ workers and on where a run was interrupted. Here the randomness is `hash64(seed,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,17 @@ def _mix_tensor(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
+def _words(keys: tuple[int | str | Tensor, ...]) -> Iterator[int | Tensor]:
+    """The keys, with long strings and integers in pieces of 64 bits."""
+    for key in keys:
+        if isinstance(key, str):
+            key = int.from_bytes(key.encode(), "little")
+        yield key
+        if isinstance(key, int):
+            while (key := key >> 64) not in (0, -1):
+                yield key
+
+
 def hash64(*keys: int | str | Tensor) -> Tensor:
     """Hash a sequence of keys to 64 bits with the finaliser of splitmix64 (Steele, Lea and Flood, 2014).
 
@@ -48,16 +61,10 @@ def hash64(*keys: int | str | Tensor) -> Tensor:
         int64 tensor of the broadcast shape, on the tensors' device.
     """
     state: int | Tensor = 0
-    for key in keys:
-        if isinstance(key, str):
-            key = int.from_bytes(key.encode(), "little")
+    for key in _words(keys):
         if isinstance(state, int) and isinstance(key, int):
             # All keys before the first tensor are folded as Python integers: no kernel is launched for them.
-            while True:
-                state = _mix_int(((state + _GOLDEN) & _MASK64) ^ (key & _MASK64))
-                key >>= 64
-                if key in (0, -1):
-                    break
+            state = _mix_int(((state + _GOLDEN) & _MASK64) ^ (key & _MASK64))
         else:
             left = _signed(state + _GOLDEN) if isinstance(state, int) else state + _signed(_GOLDEN)
             right = _signed(key) if isinstance(key, int) else key
