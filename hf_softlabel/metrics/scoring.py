@@ -32,7 +32,7 @@ def log_model(predictions: Any, from_logits: bool = False) -> np.ndarray:
 
 def _array(values: Any) -> np.ndarray:
     if not isinstance(values, np.ndarray):
-        values = values.detach().cpu().float().numpy() if hasattr(values, "detach") else np.asarray(values)
+        values = values.detach().cpu().double().numpy() if hasattr(values, "detach") else np.asarray(values)
     if values.ndim != 2:
         raise VotesError(f"An array of shape (examples, classes) is needed, not {values.shape}.")
     return values.astype(np.float64, copy=False)
