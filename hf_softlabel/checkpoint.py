@@ -40,12 +40,12 @@ def write_manifest(checkpoint: Path, settings: dict[str, Any]) -> None:
 def flaw(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None when it is whole."""
     try:
-        files = json.loads((checkpoint / MANIFEST_NAME).read_text(encoding="utf-8"))["files"]
+        files = json.loads((checkpoint / MANIFEST_NAME).read_text(encoding="utf-8"))["files"].items()
     except FileNotFoundError:
         return f"it has no {MANIFEST_NAME}, so writing it was not finished"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {MANIFEST_NAME} cannot be read"
-    for name, size in files.items():
+    for name, size in files:
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
