@@ -70,7 +70,7 @@ class VotesCollator:
 
 def _votes(rows: list[Any], num_classes: int, ids: list[int]) -> torch.Tensor:
     if not isinstance(rows[0], Mapping):
-        rows = [np.asarray(row) for row in rows]
+        rows = [None if row is None else np.asarray(row) for row in rows]
     try:
         votes = torch.from_numpy(votes_array(rows, num_classes))
     except VotesError as error:
