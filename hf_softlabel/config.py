@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 import yaml
@@ -168,18 +168,32 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"The recipe {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"The recipe {path} cannot be read: it is not a text file in UTF-8.") from None
     try:
-        values = yaml.load(text, _UniqueKeyLoader) or {}
+        values = yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise RecipeError(f"{path} is not valid YAML: {error}") from None
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
+    if values is None:
+        return {}
     if not isinstance(values, dict):
         raise RecipeError(f"{path} must hold `key: value` lines, not a {type(values).__name__}.")
     known = recipe_keys()
     for key in values:
         if key not in known:
             raise RecipeError(f"{path}: unknown key {key!r}. {_nearest(str(key), known)}")
+    optional = {
+        key for config in CONFIGS for key, hint in get_type_hints(config).items() if type(None) in get_args(hint)
+    }
+    for key, value in values.items():
+        if value is None and key not in optional:
+            raise RecipeError(f"{path}: {key} needs a value, not null.")
+        if isinstance(value, list) and any(item is None or isinstance(item, bool) for item in value):
+            raise RecipeError(
+                f"{path}: YAML reads words like yes, no and null in {key} as {value}. Put them in quotes."
+            )
     return values
 
 
@@ -201,9 +215,12 @@ def parse_recipe(
     """
     parser = _RecipeParser(CONFIGS, allow_abbrev=False, add_help=False)
     values = read_recipe(path) if path is not None else {}
-    # `key: null` has no form on the command line.
-    parser.set_defaults(**{key: None for key, value in values.items() if value is None})
-    words = [word for key, value in values.items() if value is not None for word in _as_words(key, value)]
+    # `key: null` and `key: []` have no form on the command line.
+    parser.set_defaults(**{key: value for key, value in values.items() if value is None or value == []})
+    words = [word for key, value in values.items() if value not in (None, []) for word in _as_words(key, value)]
+    if arguments and not arguments[0].startswith("-"):
+        # It would become one more item of a list that ends the recipe.
+        raise RecipeError(f"Unknown argument {arguments[0]!r}: options are written --KEY VALUE.")
     try:
         namespace, unknown = parser.parse_known_args([*words, *arguments])
     except RecipeError as error:
