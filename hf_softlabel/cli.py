@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("train", help="train the model of a recipe", add_help=False)
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, rest = parser.parse_known_args(words)
-    if rest and options.command != "train":
+    if options.command == "train":
+        rest = words[: words.index("train")]
+    if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         if options.command == "demo":
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+    if not words or "-h" in words or "--help" in words:
         print(TRAIN_HELP, end="")
         return 0 if words else 2
     if "--keys" in words:
