@@ -12,8 +12,8 @@ from .sources import Source, check_totals, find_source
 from .votes import votes_features
 
 # The address in the authors' README (github.com/easonnie/ChaosNLI), with Dropbox's switch for the file itself instead
-# of a page about it. Others report the file as deleted in 2026; the error then says how to go on with a copy, which
-# the sha256 shows to be the authors'.
+# of a page about it. Not tried from here; one other project notes that Dropbox answered "File Deleted" in September
+# 2026. The error then says how to go on with a copy, which the sha256 shows to be the authors'.
 ADDRESS = "https://www.dropbox.com/s/h4j7dqszmpt2679/chaosNLI_v1.0.zip?dl=1"
 FILES = {
     "snli": ("chaosNLI_snli.jsonl", "99f9015ddda7d85f66a087452bc30d53974314fe27e7d589e2f41ad44bd509c1"),

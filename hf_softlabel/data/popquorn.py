@@ -19,7 +19,8 @@ FILES = {
         sha256="fb0589093d45da76bf4ef4d0abff679b540bdd5b17af5764913b3ccd0a069e1e",
         published_as="offensiveness/raw_data.csv",
     ),
-    # In use with and without the columns on the annotators' demographics, so the ratings are verified, not the bytes.
+    # Path taken from others' code, not seen. That code reads demographic columns which the copy we test with lacks, so
+    # the ratings are verified and not the bytes.
     "politeness": Source(
         name="politeness_raw_data.csv",
         address=f"{_REPOSITORY}/politeness_rating/raw_data.csv",
