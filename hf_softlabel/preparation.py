@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import is_peft_available
 
 from .data.errors import VotesError
-from .data.images import IMAGE_COLUMNS, VotesImages
+from .data.images import IMAGE_COLUMNS, VotesImages, stream_images
 from .data.text import tokenize_votes
 from .data.votes import check_example_ids, check_votes, class_names, validate_votes, with_votes
 from .delivery import Delivery, shuffled_rows
@@ -79,17 +79,14 @@ def _to_inputs(dataset: Dataset | StreamingDataset, processing_class: Any) -> An
         return tokenize_votes(dataset, processing_class)
     image_columns = [name for name in IMAGE_COLUMNS if name in columns]
     if image_columns and "pixel_values" not in columns:
-        if isinstance(dataset, StreamingDataset):
-            raise VotesError(
-                "Images are decoded once into memory and cannot be streamed by the trainer: load the data set "
-                "without streaming, or map it to `pixel_values` yourself."
-            )
         if processing_class is None:
             raise VotesError(
                 "Raw images need an image processor as processing_class, or a VotesImages and an image_transform."
             )
-        size = processing_class.size
-        return VotesImages.from_dataset(dataset, image_size=size["height"] if size else None)
+        image_size = processing_class.size["height"]
+        if isinstance(dataset, StreamingDataset):
+            return stream_images(dataset, image_size)
+        return VotesImages.from_dataset(dataset, image_size)
     return dataset
 
 

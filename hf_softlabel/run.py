@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
@@ -159,9 +159,15 @@ def run_recipe(
     data_config: DataConfig,
     training: SoftLabelConfig,
     overwrite: bool = False,
+    quiet: bool = False,
     callbacks: list[TrainerCallback] | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate what the three configurations say, and write the run directory `training.output_dir`.
+
+    Args:
+        overwrite: start anew where a run directory exists already.
+        quiet: print no scores and no progress.
+        callbacks: further callbacks for the trainer.
 
     Returns:
         The contents of metrics.json.
@@ -202,6 +208,9 @@ def run_recipe(
         processing_class=processing_class,
         callbacks=[_History(out / "history.jsonl"), *(callbacks or [])],
     )
+    if quiet:
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
     if training.process_index == 0:
         out.mkdir(parents=True, exist_ok=True)
         write_text_atomically(out / "config.yaml", yaml.safe_dump(config, sort_keys=False))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate.utils import gather_object
 from datasets import IterableDataset as StreamingDataset
@@ -124,7 +125,7 @@ class VotesTrainer(Trainer):
         if self.num_classes not in (None, classes):
             raise VotesError(f"The {split} split has {classes} classes, but the one before it {self.num_classes}.")
         self.num_classes = classes
-        if isinstance(dataset, VotesImages) and self.image_transform is None:
+        if self.image_transform is None and _raw_pixels(dataset):
             self.image_transform = ImageTransform(
                 mean=tuple(processing_class.image_mean), std=tuple(processing_class.image_std)
             )
@@ -212,6 +213,11 @@ class VotesTrainer(Trainer):
         return {**scores, **(self._user_metrics(prediction) if self._user_metrics is not None else {})}
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
+        if dist.is_initialized():
+            # Each process has moved its own batch-norm statistics on since DDP last aligned them. What is scored must
+            # be the model that is saved, which is the first process's.
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         score = output.metrics.get(f"{metric_key_prefix}_soft_nll")
         if score is not None:
@@ -276,6 +282,8 @@ class VotesTrainer(Trainer):
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise VotesError(f"{self.args.output_dir} has no whole checkpoint to resume from.")
+        if self.streams and self.args.max_steps <= 0:
+            raise VotesError("A stream has no length: set max_steps, the number of optimiser steps to train for.")
         self.ledger = Ledger(self._gather_arrays)
         self.delivery_epoch = -1 if self.streams else 0
         if resume_from_checkpoint:
@@ -288,6 +296,13 @@ class VotesTrainer(Trainer):
             self.ledger.load(checkpoint)
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         return super().train(resume_from_checkpoint=path, **kwargs)
+
+
+def _raw_pixels(dataset: Any) -> bool:
+    """Whether the data set's `pixel_values` are bytes, which the trainer augments and normalises."""
+    if isinstance(dataset, StreamingDataset):
+        return "pixel_values" in dataset.column_names and "uint8" in str(dataset.features["pixel_values"])
+    return isinstance(dataset, VotesImages)
 
 
 def _logits(outputs: Any) -> Tensor:

@@ -16,7 +16,8 @@ import PIL.Image
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, Image
+from datasets import Dataset, Features, Image, List, Value
+from datasets import IterableDataset as StreamingDataset
 from datasets.utils import tqdm
 from torch import Tensor
 
@@ -162,6 +163,23 @@ def _decode(dataset: Dataset, column: str, image_size: int | None) -> Tensor:
             "Give image_size to resize them all."
         )
     return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
+
+
+def stream_images(dataset: StreamingDataset, image_size: int | None = None) -> StreamingDataset:
+    """A stream with `pixel_values` (3, H, W) uint8 in the place of its images, decoded as they come."""
+    column = _image_column(dataset, None)
+
+    def decode(row: dict) -> dict:
+        image = row[column].convert("RGB")
+        if image_size and image.size != (image_size, image_size):
+            image = image.resize((image_size, image_size), PIL.Image.Resampling.BILINEAR)
+        return {"pixel_values": np.asarray(image).transpose(2, 0, 1)}
+
+    kept = {name: dataset.features[name] for name in ("votes", "example_id", "label") if name in dataset.features}
+    pixels = {"pixel_values": List(List(List(Value("uint8"))))}
+    removed = [name for name in dataset.column_names if name not in kept]
+    # As numpy arrays, so that a batch is stacked bytes and not a tensor made of Python lists.
+    return dataset.map(decode, remove_columns=removed, features=Features({**kept, **pixels})).with_format("numpy")
 
 
 @dataclass(frozen=True)
