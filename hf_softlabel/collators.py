@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from .data.errors import VotesError
+from .data.images import PixelCollator
 from .data.votes import votes_array
 
 VOTE_COLUMNS = ("votes", "example_id", "gold_label")
@@ -78,8 +79,10 @@ def _votes(rows: list[Any], num_classes: int, ids: list[int]) -> torch.Tensor:
     return votes.float() if votes.is_floating_point() else votes
 
 
-def input_collator(processing_class: Any, choices: bool) -> Callable:
-    """The collator for the model's inputs that goes with a tokenizer, or none."""
+def input_collator(processing_class: Any, choices: bool, pixels: bool) -> Callable:
+    """The collator for the model's inputs: of texts, of several choices, of a stream's images, or of tensors."""
+    if pixels:
+        return PixelCollator(processing_class.size["height"])
     if isinstance(processing_class, PreTrainedTokenizerBase):
         return ChoiceCollator(processing_class) if choices else DataCollatorWithPadding(processing_class)
     return default_data_collator

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, Image
 from datasets import IterableDataset as StreamingDataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -83,11 +83,17 @@ def _to_inputs(dataset: Dataset | StreamingDataset, processing_class: Any) -> An
             raise VotesError(
                 "Raw images need an image processor as processing_class, or a VotesImages and an image_transform."
             )
-        image_size = processing_class.size["height"]
         if isinstance(dataset, StreamingDataset):
-            return stream_images(dataset, image_size)
-        return VotesImages.from_dataset(dataset, image_size)
+            return stream_images(dataset)
+        return VotesImages.from_dataset(dataset, processing_class.size["height"])
     return dataset
+
+
+def holds_pixels(dataset: Any) -> bool:
+    """Whether a prepared data set gives images as bytes, which the trainer augments and normalises."""
+    if isinstance(dataset, StreamingDataset):
+        return isinstance(dataset.features.get("pixel_values"), Image)
+    return isinstance(dataset, VotesImages)
 
 
 def scores_choices(model: nn.Module) -> bool:

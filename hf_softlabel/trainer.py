@@ -24,7 +24,7 @@ from .data.images import ImageTransform, VotesImages
 from .delivery import distribution, mix, mix_targets, mixup_pairs
 from .ledger import Ledger
 from .metrics import score_votes
-from .preparation import check_model_classes, prepare_dataset, scores_choices
+from .preparation import check_model_classes, holds_pixels, prepare_dataset, scores_choices
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,9 @@ class VotesTrainer(Trainer):
             check_model_classes(model, self.num_classes)
         if not isinstance(data_collator, VotesCollator) and self.num_classes is not None:
             choices = model is not None and scores_choices(model)
-            data_collator = VotesCollator(self.num_classes, data_collator or input_collator(processing_class, choices))
+            pixels = self.streams and holds_pixels(train_dataset)
+            inputs = data_collator or input_collator(processing_class, choices, pixels)
+            data_collator = VotesCollator(self.num_classes, inputs)
         super().__init__(
             model=model,
             args=args,
@@ -125,7 +127,7 @@ class VotesTrainer(Trainer):
         if self.num_classes not in (None, classes):
             raise VotesError(f"The {split} split has {classes} classes, but the one before it {self.num_classes}.")
         self.num_classes = classes
-        if self.image_transform is None and _raw_pixels(dataset):
+        if self.image_transform is None and holds_pixels(dataset):
             self.image_transform = ImageTransform(
                 mean=tuple(processing_class.image_mean), std=tuple(processing_class.image_std)
             )
@@ -296,13 +298,6 @@ class VotesTrainer(Trainer):
             self.ledger.load(checkpoint)
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         return super().train(resume_from_checkpoint=path, **kwargs)
-
-
-def _raw_pixels(dataset: Any) -> bool:
-    """Whether the data set's `pixel_values` are bytes, which the trainer augments and normalises."""
-    if isinstance(dataset, StreamingDataset):
-        return "pixel_values" in dataset.column_names and "uint8" in str(dataset.features["pixel_values"])
-    return isinstance(dataset, VotesImages)
 
 
 def _logits(outputs: Any) -> Tensor:

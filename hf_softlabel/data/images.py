@@ -16,7 +16,7 @@ import PIL.Image
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, Features, Image, List, Value
+from datasets import Dataset, Image
 from datasets import IterableDataset as StreamingDataset
 from datasets.utils import tqdm
 from torch import Tensor
@@ -165,21 +165,24 @@ def _decode(dataset: Dataset, column: str, image_size: int | None) -> Tensor:
     return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
 
 
-def stream_images(dataset: StreamingDataset, image_size: int | None = None) -> StreamingDataset:
-    """A stream with `pixel_values` (3, H, W) uint8 in the place of its images, decoded as they come."""
+def stream_images(dataset: StreamingDataset) -> StreamingDataset:
+    """A stream whose images are called `pixel_values`; [`PixelCollator`] makes a batch of them."""
     column = _image_column(dataset, None)
+    kept = [name for name in ("votes", "example_id", "label") if name in dataset.column_names]
+    return dataset.select_columns([column, *kept]).rename_column(column, "pixel_values")
 
-    def decode(row: dict) -> dict:
-        image = row[column].convert("RGB")
-        if image_size and image.size != (image_size, image_size):
-            image = image.resize((image_size, image_size), PIL.Image.Resampling.BILINEAR)
-        return {"pixel_values": np.asarray(image).transpose(2, 0, 1)}
 
-    kept = {name: dataset.features[name] for name in ("votes", "example_id", "label") if name in dataset.features}
-    pixels = {"pixel_values": List(List(List(Value("uint8"))))}
-    removed = [name for name in dataset.column_names if name not in kept]
-    # As numpy arrays, so that a batch is stacked bytes and not a tensor made of Python lists.
-    return dataset.map(decode, remove_columns=removed, features=Features({**kept, **pixels})).with_format("numpy")
+@dataclass
+class PixelCollator:
+    """Rows with an image in `pixel_values` -> (N, 3, size, size) uint8."""
+
+    image_size: int
+
+    def __call__(self, rows: list[dict]) -> dict[str, Tensor]:
+        size = (self.image_size, self.image_size)
+        images = [row["pixel_values"].convert("RGB") for row in rows]
+        resized = [x if x.size == size else x.resize(size, PIL.Image.Resampling.BILINEAR) for x in images]
+        return {"pixel_values": torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2).contiguous()}
 
 
 @dataclass(frozen=True)
