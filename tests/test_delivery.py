@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta, chi2_contingency, chisquare, kstest
+from scipy.stats import beta, chi2_contingency, chisquare, ks_2samp, kstest
 from torch.func import functional_call, jacrev
 
 from hf_softlabel.data.errors import VotesError
@@ -303,7 +303,11 @@ def test_posterior_sls_without_prior_is_sls_and_holds_labels():
 def test_mixup_shares_follow_the_beta_distribution(alpha):
     _, share = mixup_pairs(torch.arange(40_000), 2, 0, alpha)
     assert share.dtype == torch.float32 and share.min() >= 0 and share.max() <= 1
-    assert kstest(share.double().numpy(), beta(alpha, alpha).cdf).pvalue > 1e-3
+    # Shares next to 1 are rounded to 1 in float32: against scipy's draws so rounded, and exactly for the lower half.
+    draws = beta(alpha, alpha).rvs(100_000, random_state=0).astype(np.float32)
+    assert ks_2samp(share.numpy(), draws).pvalue > 1e-3
+    lower = share[share < 0.5].double().numpy()
+    assert kstest(lower, lambda x: 2 * beta(alpha, alpha).cdf(x)).pvalue > 1e-3
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=2, max_size=40), st.integers(0, 300), st.integers(0, 99))
@@ -436,7 +440,7 @@ def test_deliveries_that_need_counts_refuse_probabilities(name):
 
 
 def test_multipass_label_itself_refuses_probabilities():
-    with pytest.raises(VotesError, match="these rows are probabilities.*'sls'"):
+    with pytest.raises(VotesError, match=r"these rows are probabilities.*'sls'"):
         multipass_label(torch.tensor([[0.5, 0.5]]), torch.tensor([0]), 0, 0)
 
 
@@ -487,8 +491,7 @@ def covariance(rows: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(5))
 def test_proposition_1_expected_loss_gradient_covariance_and_norm(seed):
     z, votes = random_case(seed)
-    p, q = votes / votes.sum(), z.softmax(-1)
-    p = p.double()
+    p, q = votes.double() / votes.sum(), z.softmax(-1)
     losses = torch.stack([F.cross_entropy(z[None], torch.tensor([y])) for y in range(5)])
     torch.testing.assert_close(p @ losses, F.cross_entropy(z[None], p[None]))  # (4)
     torch.testing.assert_close(p @ gradients(z), q - p)  # (5)
@@ -522,18 +525,16 @@ def test_proposition_1_covariance_of_the_parameter_gradient(kind):
 
 def test_sls_averages_over_epochs_converge_to_proposition_1():
     z, votes = random_case(1)
-    p, q, epochs = votes / votes.sum(), z.softmax(-1), 40_000
-    # As many examples as epochs would do, but epochs are what a run averages over.
-    labels = torch.stack([sls_label(votes[None], torch.tensor([11]), epoch, 0) for epoch in range(epochs)])[:, 0]
+    p, q, epochs = votes.double() / votes.sum(), z.softmax(-1), 20_000
+    labels = torch.cat([sls_label(votes[None], torch.tensor([11]), epoch, 0) for epoch in range(epochs)])
     drawn = gradients(z)[labels]
-    # Every entry lies in [-1, 1], so that a mean's standard error is at most .005: five of them.
-    assert ((drawn.mean(0) - (q - p)).abs() < 0.0125).all()  # (5), standard deviations at most .5
-    assert ((drawn.T.cov() - (p.diag() - p.outer(p))).abs() < 0.025).all()  # (6)
-    norm = (q - p).square().sum() + 1 - p.square().sum()
-    assert abs(drawn.square().sum(1).mean() - norm) < 0.025  # (8)
-    loss = F.cross_entropy(z.expand(epochs, -1), labels)
-    spread = z.log_softmax(-1)[votes > 0].std()
-    assert abs(loss - F.cross_entropy(z[None], p[None].double())) < 5 * spread / epochs**0.5  # (4)
+    five_errors = 5 / epochs**0.5  # of a mean whose terms have the standard deviation 1
+    losses = -z.log_softmax(-1)[labels]
+    assert abs(losses.mean() - F.cross_entropy(z[None], p[None])) < five_errors * losses.std()  # (4)
+    assert ((drawn.mean(0) - (q - p)).abs() < five_errors * 0.5).all()  # (5): one-hot entries deviate at most by .5
+    assert ((drawn.T.cov() - (p.diag() - p.outer(p))).abs() < five_errors * 0.5).all()  # (6)
+    norms = drawn.square().sum(1)
+    assert abs(norms.mean() - (q - p).square().sum() - 1 + p.square().sum()) < five_errors * norms.std()  # (8)
 
 
 @pytest.mark.parametrize("name", ["multipass", "deterministic_control"])
