@@ -1,0 +1,237 @@
+"""Scores by hand-worked numbers and against scipy and scikit-learn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.special import softmax
+from sklearn.metrics import log_loss
+
+from hf_softlabel.data.errors import VotesError
+from hf_softlabel.metrics import (
+    accuracy,
+    entropy,
+    entropy_correlation,
+    kl_to_annotators,
+    references,
+    score_votes,
+    soft_brier,
+    soft_nll,
+)
+
+SEEDS = st.integers(0, 2**32 - 1)
+CLASS_SCORES = (soft_nll, kl_to_annotators, soft_brier, entropy_correlation)
+
+
+def case(seed: int, n: int = 20, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and counts (N, C), with some classes that nobody voted for."""
+    rng = np.random.default_rng(seed)
+    votes = np.stack([rng.multinomial(10, p) for p in rng.dirichlet(np.full(classes, 0.5), n)])
+    return rng.normal(scale=3, size=(n, classes)), votes
+
+
+def test_scores_by_hand():
+    q, votes = np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([[3, 1], [0, 2]])
+    # p = (3/4, 1/4) and (0, 1).
+    nll = (math.log(2) + math.log(4 / 3)) / 2
+    human = (0.75 * math.log(4 / 3) + 0.25 * math.log(4)) / 2
+    assert soft_nll(q, votes) == pytest.approx(nll, abs=1e-15)
+    assert kl_to_annotators(q, votes) == pytest.approx(nll - human, abs=1e-15)
+    # (1/16 + 1/16 + 1/16 + 1/16) / 2.
+    assert soft_brier(q, votes) == pytest.approx(0.125, abs=1e-15)
+    assert entropy(votes) == pytest.approx([2 * human, 0], abs=1e-15)
+    assert accuracy(q, [0, 1]) == 1.0
+    assert accuracy(q, [1, 1]) == 0.5
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_scores_equal_scipys_entropies(seed):
+    logits, votes = case(seed)
+    p, q = votes / votes.sum(1, keepdims=True), softmax(logits, axis=1)
+    assert entropy(votes) == pytest.approx(stats.entropy(votes, axis=1), abs=1e-12)
+    assert kl_to_annotators(q, votes) == pytest.approx(stats.entropy(p, q, axis=1).mean(), abs=1e-12)
+    assert kl_to_annotators(q, votes) >= 0
+    assert soft_nll(q, votes) == pytest.approx(kl_to_annotators(q, votes) + entropy(votes).mean(), abs=1e-12)
+    assert soft_brier(q, votes) == pytest.approx((np.linalg.norm(q - p, axis=1) ** 2).mean(), abs=1e-12)
+
+
+@given(SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_one_hot_votes_give_the_ordinary_log_loss_and_brier_score(seed):
+    logits, _ = case(seed)
+    labels = np.random.default_rng(seed).integers(0, 4, len(logits))
+    votes, q = np.eye(4, dtype=int)[labels], softmax(logits, axis=1)
+    assert soft_nll(logits, votes, from_logits=True) == pytest.approx(log_loss(labels, q, labels=range(4)), rel=1e-9)
+    assert kl_to_annotators(q, votes) == soft_nll(q, votes)
+    assert soft_brier(q, votes) == pytest.approx(np.mean(np.sum((q - votes) ** 2, 1)), abs=1e-12)
+    assert (entropy(votes) == 0).all()
+
+
+def test_perfect_predictions_reach_the_floor():
+    _, votes = case(0)
+    p = votes / votes.sum(1, keepdims=True)
+    assert soft_nll(p, votes) == pytest.approx(entropy(votes).mean(), abs=1e-15)
+    assert kl_to_annotators(p, votes) == pytest.approx(0, abs=1e-15)
+    assert soft_brier(p, votes) == pytest.approx(0, abs=1e-15)
+    assert entropy_correlation(p, votes) == pytest.approx(1)
+
+
+def test_counts_distributions_and_their_multiples_are_the_same_votes():
+    logits, votes = case(3)
+    for score in CLASS_SCORES:
+        expected = score(logits, votes, from_logits=True)
+        assert score(logits, votes * 7, from_logits=True) == pytest.approx(expected, abs=1e-12)
+        assert score(logits, votes / votes.sum(1, keepdims=True), from_logits=True) == pytest.approx(
+            expected, abs=1e-12
+        )
+
+
+def test_logits_equal_their_probabilities_and_may_be_shifted():
+    logits, votes = case(4)
+    for score in CLASS_SCORES:
+        expected = score(softmax(logits, axis=1), votes)
+        assert score(logits, votes, from_logits=True) == pytest.approx(expected, abs=1e-12)
+        assert score(logits + 100, votes, from_logits=True) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.filterwarnings("error")
+def test_extreme_logits_give_finite_scores():
+    logits, votes = np.array([[1e4, -1e4], [-1e4, 1e4]]), np.array([[1, 0], [1, 1]])
+    # The first row is right; in the second half of the mass is 2e4 nats away.
+    assert soft_nll(logits, votes, from_logits=True) == pytest.approx(0.5 * 0.5 * 2e4)
+    assert kl_to_annotators(logits, votes, from_logits=True) == pytest.approx((1e4 - math.log(2)) / 2)
+    assert soft_brier(logits, votes, from_logits=True) == pytest.approx(0.25)
+    scores = score_votes(logits, votes)
+    assert scores["soft_nll"] == pytest.approx(5000) and math.isnan(scores["entropy_correlation"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_zero_probability_is_infinite_only_where_somebody_voted():
+    q = np.array([[1.0, 0.0], [0.5, 0.5]])
+    assert soft_nll(q, np.array([[3, 1], [1, 1]])) == math.inf
+    assert kl_to_annotators(q, np.array([[3, 1], [1, 1]])) == math.inf
+    assert soft_nll(q, np.array([[4, 0], [1, 1]])) == pytest.approx(math.log(2) / 2)
+    assert soft_brier(q, np.array([[3, 1], [1, 1]])) == pytest.approx(0.125 / 2)
+
+
+@given(SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_rows_and_classes_does_not_matter(seed):
+    logits, votes = case(seed)
+    rng = np.random.default_rng(seed)
+    rows, classes = rng.permutation(20), rng.permutation(4)
+    for score in CLASS_SCORES:
+        expected = pytest.approx(score(logits, votes, from_logits=True), abs=1e-10, nan_ok=True)
+        assert score(logits[rows], votes[rows], from_logits=True) == expected
+        assert score(logits[:, classes], votes[:, classes], from_logits=True) == expected
+
+
+@given(SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_entropy_correlation_is_spearmans_over_examples(seed):
+    logits, votes = case(seed)
+    model, people = stats.entropy(softmax(logits, axis=1), axis=1), stats.entropy(votes, axis=1)
+    expected = stats.spearmanr(model, people.round(12)).statistic
+    assert entropy_correlation(logits, votes, from_logits=True) == pytest.approx(expected, abs=1e-12)
+
+
+def test_entropy_correlation_by_hand():
+    votes = np.array([[10, 0], [9, 1], [7, 3], [5, 5]])
+    q = np.array([[0.99, 0.01], [0.6, 0.4], [0.8, 0.2], [0.5, 0.5]])
+    # The ranks of H(q) are 1, 3, 2, 4 to 1, 2, 3, 4: 1 - 6 * (0 + 1 + 1 + 0) / (4 * 15) = .8.
+    assert entropy_correlation(q, votes) == pytest.approx(0.8)
+    assert entropy_correlation(q, votes[::-1]) == pytest.approx(-0.8)
+
+
+@pytest.mark.filterwarnings("error")
+def test_entropy_correlation_is_nan_where_an_entropy_is_constant():
+    logits, votes = case(5)
+    assert math.isnan(entropy_correlation(np.zeros_like(logits), votes, from_logits=True))
+    # The same distribution in another order of classes has another last bit, but no other entropy.
+    rolled = np.stack([np.roll([1, 2, 3, 4], i) for i in range(20)])
+    assert math.isnan(entropy_correlation(logits, rolled, from_logits=True))
+    assert math.isnan(entropy_correlation(logits[:1], votes[:1], from_logits=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_torch_tensors_score_as_their_numpy_arrays(dtype):
+    logits, votes = case(6)
+    tensor = torch.from_numpy(logits).to(dtype)
+    array, counts = tensor.double().numpy(), torch.from_numpy(votes)
+    for score in CLASS_SCORES:
+        assert score(tensor.requires_grad_(), counts, from_logits=True) == score(array, votes, from_logits=True)
+    assert score_votes(tensor, counts, counts.argmax(1)) == score_votes(array, votes, votes.argmax(1))
+    assert references(counts) == references(votes)
+    assert accuracy(tensor, counts.argmax(1)) == accuracy(array, votes.argmax(1))
+
+
+def test_score_votes_takes_gold_labels_only_when_every_row_has_one():
+    logits = np.array([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 0.0]])
+    votes = np.array([[3, 1], [1, 3], [1, 3], [3, 1]])
+    assert score_votes(logits, votes)["accuracy"] == 0.75
+    with_gold = score_votes(logits, votes, np.array([1, 0, 1, 0]))
+    assert with_gold["accuracy"] == 0.25
+    assert with_gold["accuracy_majority"] == 0.75
+    assert score_votes(logits, votes, np.array([1, 0, 1, -1]))["accuracy"] == 0.75
+    assert score_votes(logits, votes, np.array([-1] * 4))["accuracy"] == 0.75
+
+
+def test_score_votes_holds_each_score_from_logits():
+    logits, votes = case(7)
+    scores = score_votes(logits, votes)
+    assert list(scores) == ["soft_nll", "kl", "soft_brier", "accuracy_majority", "entropy_correlation", "accuracy"]
+    q = softmax(logits, axis=1)
+    for key, score in zip(["soft_nll", "kl", "soft_brier", "entropy_correlation"], CLASS_SCORES, strict=True):
+        assert scores[key] == pytest.approx(score(q, votes), abs=1e-12)
+    assert all(type(value) is float for value in scores.values())
+
+
+def test_any_of_the_tied_classes_is_the_majority():
+    votes = np.array([[2, 2, 1]] * 3)
+    logits = np.eye(3)
+    assert score_votes(logits, votes)["accuracy_majority"] == pytest.approx(2 / 3)
+    assert score_votes(logits[[1]], votes[[1]])["accuracy"] == 1.0
+
+
+def test_references_by_hand():
+    votes, train = np.array([[3, 1], [0, 2]]), np.array([[1, 1], [1, 0], [1, 1], [1, 0]])
+    table = references(votes, train)
+    floor = (0.75 * math.log(4 / 3) + 0.25 * math.log(4)) / 2
+    assert table["floor"] == {"soft_nll": pytest.approx(floor), "kl": 0.0, "soft_brier": 0.0}
+    # Uniform: log 2 on every row; squared distances 2/16 and 2/4.
+    assert table["uniform"]["soft_nll"] == pytest.approx(math.log(2))
+    assert table["uniform"]["kl"] == pytest.approx(math.log(2) - floor)
+    assert table["uniform"]["soft_brier"] == pytest.approx((1 / 8 + 1 / 2) / 2)
+    # The mean training distribution is (3/4, 1/4): right on the first row.
+    assert table["train_mean"]["soft_nll"] == pytest.approx((2 * floor + math.log(4)) / 2)
+    assert table["train_mean"]["kl"] == pytest.approx(math.log(4) / 2)
+    assert table["train_mean"]["soft_brier"] == pytest.approx(2 * 0.75**2 / 2)
+    assert list(references(votes)) == ["floor", "uniform"]
+
+
+def test_training_examples_weigh_the_same_whatever_their_number_of_votes():
+    table = references(np.array([[1, 1]]), np.array([[90, 10], [1, 9]]))
+    # The mean of (.9, .1) and (.1, .9) is uniform; pooled votes would be (91, 19).
+    assert table["train_mean"] == pytest.approx(table["uniform"])
+
+
+def test_no_predictor_beats_the_floor():
+    _, votes = case(8)
+    table = references(votes, votes)
+    assert table["floor"]["soft_nll"] < table["train_mean"]["soft_nll"] < table["uniform"]["soft_nll"]
+    assert table["train_mean"]["kl"] > 0 and table["train_mean"]["soft_brier"] > 0
+
+
+@pytest.mark.parametrize("score", [soft_nll, soft_brier, entropy_correlation])
+def test_arrays_of_another_shape_are_refused(score):
+    with pytest.raises(VotesError, match=r"\(examples, classes\) is needed, not \(3,\)"):
+        score(np.ones(3) / 3, np.ones((1, 3)))
+    with pytest.raises(VotesError, match=r"not \(3,\)"):
+        score(np.ones((1, 3)) / 3, np.ones(3))
