@@ -98,6 +98,7 @@ class DataConfig:
     sources: str | None = field(default=None, metadata={"help": "Folder with the authors' files, or the table."})
     revision: str | None = field(default=None, metadata={"help": "Revision of a Hub data set."})
     streaming: bool = field(default=False, metadata={"help": "Read examples as they are needed."})
+    shuffle_buffer: int = field(default=1000, metadata={"help": "A stream is shuffled within so many examples."})
     eval_split: str | None = field(default=None, metadata={"help": "Use this split instead of holding out."})
     eval_fraction: float = field(default=0.2, metadata={"help": "Share held out, stratified on the hard label."})
     split_seed: int | None = field(default=None, metadata={"help": "Default: seed."})

@@ -156,6 +156,9 @@ def _synthetic_bert(names: Sequence[str], seed: int) -> tuple[PreTrainedModel, A
         num_attention_heads=4,
         intermediate_size=128,
         max_position_embeddings=tokenizer.model_max_length,
+        # Without dropout a run is the same on one process as on several.
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
         pad_token_id=tokenizer.pad_token_id,
         **_labels(names),
     )

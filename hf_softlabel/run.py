@@ -79,7 +79,7 @@ def load_splits(config: DataConfig, seed: int) -> tuple[Any, Any]:
         for key in ("train_size", "votes_per_example"):
             if getattr(config, key) is not None:
                 raise VotesError(f"{key} needs the whole data set: leave it out or set streaming: false.")
-        return train, held_out
+        return train.shuffle(seed=seed, buffer_size=config.shuffle_buffer), held_out
     if config.train_size is not None:
         if not 0 < config.train_size <= len(train):
             raise VotesError(f"train_size={config.train_size}, but the training split has {len(train)} examples.")

@@ -100,6 +100,8 @@ class VotesTrainer(Trainer):
         else:
             eval_dataset = self._prepare(eval_dataset, processing_class, "eval")
         self.streams = isinstance(train_dataset, StreamingDataset)
+        if self.streams and args.max_steps <= 0:
+            raise VotesError("A stream has no length: set max_steps, the number of optimiser steps to train for.")
         if model is not None and self.num_classes is not None:
             check_model_classes(model, self.num_classes)
         if not isinstance(data_collator, VotesCollator) and self.num_classes is not None:
@@ -284,8 +286,6 @@ class VotesTrainer(Trainer):
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise VotesError(f"{self.args.output_dir} has no whole checkpoint to resume from.")
-        if self.streams and self.args.max_steps <= 0:
-            raise VotesError("A stream has no length: set max_steps, the number of optimiser steps to train for.")
         self.ledger = Ledger(self._gather_arrays)
         self.delivery_epoch = -1 if self.streams else 0
         if resume_from_checkpoint:
