@@ -147,7 +147,7 @@ def dense_votes(dataset: Dataset) -> np.ndarray:
         if chunks is not None and chunks.null_count == 0 and hasattr(chunks, "flatten"):
             flat = chunks.flatten()
             if len(flat) == len(dataset) * num_classes and flat.null_count == 0:
-                values = flat.to_numpy(zero_copy_only=False).reshape(len(dataset), num_classes)
+                values = flat.to_numpy(zero_copy_only=False, writable=True).reshape(len(dataset), num_classes)
                 return votes_array(values, num_classes)
     return votes_array(dataset["votes"][:], num_classes)
 

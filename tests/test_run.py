@@ -1,0 +1,235 @@
+"""`hf-softlabel train` as a user runs it: what is in a run directory, what is refused, that nothing is left half."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, AutoTokenizer
+
+from hf_softlabel.cli import main
+from hf_softlabel.config import parse_recipe
+from hf_softlabel.data.synthetic import load_synthetic
+from hf_softlabel.metrics import score_votes
+from hf_softlabel.run import load_splits
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+TEXT = str(RECIPES / "synthetic" / "text.yaml")
+VISION = str(RECIPES / "synthetic" / "multipass.yaml")
+QUICK = ["--num_train_epochs", "2", "--train_size", "64", "--disable_tqdm", "true"]
+
+
+def train(recipe, out, *options) -> int:
+    return main(["train", str(recipe), "--output_dir", str(out), *QUICK, *map(str, options)])
+
+
+def error_of(capsys) -> str:
+    """The one line on the error stream that is ours."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-softlabel: error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "text"
+    assert train(TEXT, out) == 0
+    return out
+
+
+def test_a_run_directory_holds_what_a_report_needs(run):
+    names = {path.name for path in run.iterdir() if not path.name.startswith("checkpoint-")}
+    files = {"config.yaml", "metrics.json", "history.jsonl", "predictions.parquet", "model", "DONE"}
+    assert names == files
+    metrics = json.loads((run / "metrics.json").read_text())
+    scores = {"soft_nll", "kl", "soft_brier", "accuracy", "accuracy_majority", "entropy_correlation"}
+    assert scores < metrics.keys()
+    assert metrics["delivery"] == "multipass" and metrics["seed"] == 0 and metrics["world_size"] == 1
+    assert metrics["train_examples"] == 64 and metrics["eval_examples"] == 400
+    assert len(metrics["ledger_digest"]) == 16
+    assert metrics["versions"]["transformers"] and metrics["references"]["uniform"]["soft_nll"] == pytest.approx(
+        np.log(3)
+    )
+    history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in history] == [1.0, 2.0]
+    assert metrics["soft_nll"] == pytest.approx(min(line["soft_nll"] for line in history))
+
+
+def test_scores_can_be_rebuilt_from_the_predictions_and_the_model(run):
+    metrics = json.loads((run / "metrics.json").read_text())
+    table = pq.read_table(run / "predictions.parquet").to_pydict()
+    logits, votes = np.array(table["logits"]), np.array(table["votes"])
+    assert metrics["soft_nll"] == pytest.approx(score_votes(logits, votes)["soft_nll"], rel=1e-6)
+    truth = load_synthetic("text")
+    assert (np.array(truth["votes"][:])[table["example_id"]] == votes).all()
+
+    model = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    texts = [truth[i]["text"] for i in table["example_id"][:7]]
+    again = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.detach().numpy()
+    np.testing.assert_allclose(again, logits[:7], atol=1e-5)
+    assert model.config.id2label == {0: "negative", 1: "neutral", 2: "positive"}
+
+
+def test_the_resolved_config_is_a_recipe_of_the_same_run(run, tmp_path):
+    path = tmp_path / "again.yaml"
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    path.write_text(yaml.safe_dump(values))
+    model, data, training = parse_recipe(path)
+    assert (model.model, data.train_size, training.delivery) == ("synthetic-bert", 64, "multipass")
+    assert training.output_dir == str(run)
+
+
+def test_a_finished_run_is_not_trained_again_and_another_one_is_refused_its_place(run, capsys):
+    before = (run / "metrics.json").stat().st_mtime_ns
+    assert train(TEXT, run) == 0
+    assert "soft NLL" in capsys.readouterr().out
+    assert train(TEXT, run, "--delivery", "soft", "--learning_rate", "1e-3") == 2
+    assert "(different: learning_rate, delivery)" in error_of(capsys)
+    assert (run / "metrics.json").stat().st_mtime_ns == before
+
+
+def test_overwrite_starts_anew_but_never_in_a_folder_that_is_not_a_run(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(TEXT, out, "--num_train_epochs", "1") == 0
+    assert train(TEXT, out, "--num_train_epochs", "1", "--delivery", "soft", "--overwrite") == 0
+    assert json.loads((out / "metrics.json").read_text())["delivery"] == "soft"
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter1.tex").write_text("...")
+    assert train(TEXT, precious, "--overwrite") == 2
+    assert "is not a run directory" in error_of(capsys)
+    assert (precious / "chapter1.tex").exists()
+
+
+def test_a_vision_run_reloads_with_the_auto_class_and_the_pipeline_agrees(tmp_path):
+    from transformers import pipeline
+
+    out = tmp_path / "vision"
+    assert train(VISION, out) == 0
+    table = pq.read_table(out / "predictions.parquet").to_pydict()
+    data = load_synthetic("vision")
+    model = AutoModelForImageClassification.from_pretrained(out / "model")
+    assert model.config.id2label[3] == "rings" and model.config.width == 0.125
+    classify = pipeline("image-classification", model=str(out / "model"))
+    for row in (0, 5):
+        logits = np.array(table["logits"][row])
+        q = np.exp(logits - logits.max())
+        got = {x["label"]: x["score"] for x in classify(data[table["example_id"][row]]["image"], top_k=4)}
+        expected = dict(zip(data.features["label"].names, q / q.sum(), strict=True))
+        assert got == pytest.approx(expected, abs=1e-5)
+
+
+def splits(*options):
+    _, data, training = parse_recipe(TEXT, [*map(str, options)])
+    return load_splits(data, training.seed)
+
+
+def test_subsampling_leaves_the_eval_split_its_full_votes():
+    full_train, full_eval = splits()
+    train_split, held_out = splits("--votes_per_example", 5)
+    assert {sum(votes) for votes in train_split["votes"][:]} == {5}
+    assert held_out["votes"][:] == full_eval["votes"][:]
+    assert train_split["example_id"][:] == full_train["example_id"][:]
+    other = splits("--votes_per_example", 5, "--subsample", "without_replacement")[0]
+    pairs = zip(other["votes"][:], full_train["votes"][:], strict=True)
+    assert all(k <= m for sample, whole in pairs for k, m in zip(sample, whole, strict=True))
+
+
+def test_one_seed_decides_the_split_and_the_subsample_unless_they_have_their_own():
+    a, b = splits("--seed", 1, "--votes_per_example", 5)[0], splits("--seed", 2, "--votes_per_example", 5)[0]
+    c = splits("--seed", 2, "--split_seed", 1, "--subsample_seed", 1, "--votes_per_example", 5)[0]
+    assert a["example_id"][:] != b["example_id"][:]
+    assert a["example_id"][:] == c["example_id"][:] and a["votes"][:] == c["votes"][:]
+
+
+def test_a_table_of_ones_own_is_trained_from_a_recipe(tmp_path):
+    data = load_synthetic("text", size=80)
+    votes = np.array(data["votes"][:])
+    frame = pd.DataFrame({"text": data["text"][:], **dict(zip(["bad", "so", "good"], votes.T, strict=True))})
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        f"dataset: table\nsources: {tmp_path / 'mine.csv'}\nlabel_columns: [bad, so, good]\nmodel: synthetic-bert\n"
+        "delivery: multipass\nsave_strategy: 'no'\nreport_to: none\n"
+    )
+    out = tmp_path / "out"
+    arguments = ["train", str(recipe), "--output_dir", str(out), "--num_train_epochs", "1", "--disable_tqdm", "true"]
+    assert main(arguments) == 0
+    model = AutoModelForSequenceClassification.from_pretrained(out / "model")
+    assert model.config.id2label == {0: "bad", 1: "so", 2: "good"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--subset", "audio"], "'vision' and 'text', not 'audio'"),
+        (["--dataset", "chaosnlj"], "Did you mean 'chaosnli'"),
+        (["--dataset", "popquorn", "--subset", "offensiveness", "--sources", "{tmp}"], "offensiveness_raw_data.csv"),
+        (["--model", "{tmp}/nothing"], "Cannot load"),
+        (["--eval_fraction", "0"], "empty split"),
+        (["--eval_split", "test"], "no split 'test'"),
+        (["--train_size", "5000"], "train_size=5000"),
+        (["--delivery", "multipasss"], "invalid choice: 'multipasss'"),
+        (["--streaming"], "set max_steps"),
+        (["--learning_rat", "1"], "Did you mean 'learning_rate'"),
+        (["--dataset", "table", "--sources", "{tmp}/bad.csv", "--label_columns", "a", "b"], "negative in 1 row"),
+        (["--dataset", "table", "--sources", "{tmp}/p.csv", "--label_columns", "a", "b"], "needed, but"),
+    ],
+)
+def test_bad_input_is_one_clear_line_exit_code_2_and_no_directory(tmp_path, capsys, options, message):
+    (tmp_path / "bad.csv").write_text("text,a,b\nx,1,2\ny,3,-1\nz,1,1\n")
+    (tmp_path / "p.csv").write_text("text,a,b\nx,0.5,0.5\ny,0.25,0.75\nz,1.0,0.0\n")
+    recipe = tmp_path / "recipe.yaml"
+    values = yaml.safe_load(Path(TEXT).read_text())
+    if "--dataset" in options:
+        del values["subset"]
+    recipe.write_text(yaml.safe_dump(values))
+    words = [word.format(tmp=tmp_path) for word in options]
+    code = main(["train", str(recipe), "--output_dir", str(tmp_path / "out"), "--disable_tqdm", "true", *words])
+    assert code == 2
+    assert message in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_diverged_run_is_never_taken_for_a_whole_one(tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--optim", "sgd", "--learning_rate", "1e30", "--max_grad_norm", "0"]
+    assert train(TEXT, out, *options) == 2
+    assert "training loss is" in error_of(capsys)
+    assert not (out / "DONE").exists() and not (out / "metrics.json").exists()
+    assert not list(out.glob("checkpoint-*/manifest.json"))
+
+
+def test_the_command_ends_with_code_2_and_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "hf_softlabel", "train", str(tmp_path / "no.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2
+    assert "no.yaml cannot be read" in done.stderr and "Traceback" not in done.stderr
+
+
+REAL = {
+    "cifar10h/multipass.yaml": ["--eval_fraction", "0.005", "--per_device_train_batch_size", "16"],
+    "cifar10h/small/sls.yaml": ["--train_size", "256"],
+    "chaosnli/multipass.yaml": ["--model", "synthetic-bert", "--max_length", "64"],
+    "popquorn/posterior_sls.yaml": ["--model", "synthetic-bert", "--max_length", "64"],
+}
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize("recipe", REAL)
+def test_recipes_on_the_real_votes_take_a_step(tmp_path, sources, recipe):
+    once = ["--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+    out = tmp_path / "out"
+    words = [*once, "--sources", str(sources), "--output_dir", str(out), "--disable_tqdm", "true", *REAL[recipe]]
+    assert main(["train", str(RECIPES / recipe), *words]) == 0
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["steps"] == 1 and np.isfinite(metrics["soft_nll"])
