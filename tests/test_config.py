@@ -133,6 +133,7 @@ def test_lists_and_mappings(parse):
     assert data.class_names == ["no", "yes", "maybe"]
     assert training.lr_scheduler_kwargs == {"num_cycles": 2}
     assert training.debug == []
+    assert parse("text_columns: []\n")[1].text_columns == []
     assert parse("text_columns: only\n")[1].text_columns == ["only"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import product
 
 import numpy as np
 import pytest
@@ -31,16 +32,16 @@ def digest(*epochs: Batch) -> str:
     return ledger.digest()
 
 
-FIRST, SECOND = [(7, 0), (8, 1), (9, 2)], [(7, 1), (8, 1), (9, 0)]
+FIRST, SECOND, THIRD = [(7, 0), (8, 1), (9, 2)], [(7, 1), (8, 1), (9, 0)], [(7, 0), (8, 2), (9, 2)]
 
 
 def test_digest_is_the_sum_of_the_entries_hashes_modulo_2_to_the_64():
     by_hand = sum(
         hash64("ledger", epoch, torch.tensor(i), label).item()
-        for epoch, entries in enumerate([FIRST, SECOND])
+        for epoch, entries in enumerate([FIRST, SECOND, THIRD])
         for i, label in entries
     )
-    assert digest(FIRST, SECOND) == f"{by_hand % 2**64:016x}"
+    assert digest(FIRST, SECOND, THIRD) == f"{by_hand % 2**64:016x}"
     assert Ledger().digest() == "0" * 16
 
 
@@ -158,13 +159,15 @@ def test_soft_targets_differ_by_a_thousandth_but_not_by_rounding(dtype):
     target = torch.tensor([[0.5, 0.25, 0.25], [0.9, 0.1, 0.0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64)
     noise = 1e-9 * torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
     assert soft_digest((target + noise).to(dtype)) == soft_digest(target)
-    for row in range(3):
+    for row, shift in product(range(3), ([1e-3, -1e-3, 0.0], [0.0, 1e-3, -1e-3])):
         moved = target.clone()
-        moved[row] += torch.tensor([1e-3, -1e-3, 0.0])
+        moved[row] += torch.tensor(shift)
         assert soft_digest(moved.to(dtype)) != soft_digest(target)
 
 
-def test_soft_targets_count_by_class():
-    target = torch.tensor([[0.7, 0.2, 0.1]])
+def test_soft_targets_count_by_class_and_by_example():
+    target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.5, 0.0]])
     assert soft_digest(target) != soft_digest(target.flip(1))
-    assert len(entry_hashes(0, torch.arange(2), target.expand(2, 3))) == 2
+    assert soft_digest(target) != soft_digest(target.flip(0))
+    one_by_one = [entry_hashes(0, torch.tensor([i]), target[[i]]) for i in range(2)]
+    assert torch.equal(entry_hashes(0, torch.arange(2), target), torch.cat(one_by_one))
