@@ -1,0 +1,89 @@
+"""Every command and every piece of Python in the documentation."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_softlabel import load_votes
+from hf_softlabel.cli import EXAMPLES, TRAIN_HELP, main
+from hf_softlabel.config import parse_recipe
+from hf_softlabel.data.synthetic import load_synthetic
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "recipes/README.md")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.S)
+
+
+def commands() -> list[str]:
+    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
+    lines += [line.strip() for line in (EXAMPLES + TRAIN_HELP).splitlines()]
+    return sorted({line for line in lines if re.match(r"(OMP_NUM_THREADS=1 )?(hf-softlabel|accelerate) ", line)})
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if " train " in c and "mine.yaml" not in c])
+def test_every_training_command_names_a_recipe_and_options_that_exist(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(command)
+    for path in (word for word in words if word.startswith("recipes/")):
+        assert Path(path).is_file(), path
+    rest = words[words.index("train") + 1 :]
+    parse_recipe(rest[0], rest[1:])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A working folder with the files that the documentation speaks of."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    texts = load_synthetic("text", size=30)["text"][:]
+    rows = [f"{text},{i % 3 + 1},{i % 2},{i % 5}" for i, text in enumerate(texts)]
+    (folder / "votes.csv").write_text("\n".join(["question,against,unsure,for", *rows]) + "\n")
+    answers = [f"{text},{'yes' if (i + who) % 3 else 'no'},{who}" for i, text in enumerate(texts) for who in range(3)]
+    (folder / "annotations.csv").write_text("\n".join(["tweet,answer,who", *answers]) + "\n")
+    return folder
+
+
+def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    ten_lines, tables, reload = blocks("README.md", "python")
+    assert len([line for line in ten_lines.splitlines() if line.strip()]) <= 11
+    exec(ten_lines, {})
+    assert re.search(r"0\.\d+ [0-9a-f]{16}", capsys.readouterr().out)
+    exec(tables, {"load_votes": load_votes})
+    command = next(c for block in blocks("README.md", "bash") for c in block.splitlines() if "sls.yaml" in c)
+    assert main([*shlex.split(command)[1:], "--disable_tqdm", "true"]) == 0
+    exec(reload, {})
+
+
+def test_the_recipe_for_ones_own_votes_trains(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (text,) = blocks("recipes/README.md", "yaml")
+    values = yaml.safe_load(text)
+    assert values["model"] == "FacebookAI/roberta-base"  # out of reach here
+    Path("mine.yaml").write_text(text.replace(values["model"], "synthetic-bert"))
+    assert main(["train", "mine.yaml", "--num_train_epochs", "1", "--disable_tqdm", "true"]) == 0
+    assert Path(f"runs/{folder.name}-mine-seed42/DONE").exists()
+    long = {**yaml.safe_load(Path("mine.yaml").read_text()), "sources": "annotations.csv", "text_columns": ["tweet"]}
+    del long["label_columns"]
+    long |= {"item_column": "tweet", "label_column": "answer", "annotator_column": "who", "output_dir": "runs/long"}
+    Path("long.yaml").write_text(yaml.safe_dump(long))
+    assert main(["train", "long.yaml", "--num_train_epochs", "1", "--disable_tqdm", "true"]) == 0
+
+
+def test_the_tables_name_every_recipe_folder_and_delivery():
+    from hf_softlabel.delivery import DELIVERIES
+
+    readme, recipes = ((ROOT / page).read_text() for page in PAGES)
+    for delivery in DELIVERIES:
+        assert f"| `{delivery}` |" in readme
+    for path in (ROOT / "recipes").iterdir():
+        if path.is_dir():
+            assert f"| `{path.name}/` |" in recipes
