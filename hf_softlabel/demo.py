@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+import pyarrow.parquet as pq
+import torch
 from datasets.utils.logging import disable_progress_bar
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
@@ -42,12 +47,14 @@ class Row:
     scores: dict[str, list[float | None]]
 
 
-class _Progress(TrainerCallback):
-    def __init__(self, bar: tqdm):
-        self.bar = bar
+class _Tick(TrainerCallback):
+    """Reports each finished epoch to the process that shows the progress bar."""
+
+    def __init__(self, ticks: Any):
+        self.ticks = ticks
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        self.bar.update()
+        self.ticks.put(1)
 
 
 def run_demo(output_dir: str | Path, seeds: int = 2) -> None:
@@ -55,12 +62,7 @@ def run_demo(output_dir: str | Path, seeds: int = 2) -> None:
     if seeds < 1:
         raise VotesError(f"--seeds must be at least 1, not {seeds}.")
     out = Path(output_dir)
-    _quiet()
-    cells = [(s, d, seed) for s in MODELS for d in DELIVERIES for seed in range(seeds)]
-    with tqdm(total=len(cells) * EPOCHS, unit="epoch", desc="training") as bar:
-        for subset, delivery, seed in cells:
-            bar.set_postfix_str(f"{subset}, {delivery}, seed {seed}")
-            _train(out, subset, delivery, seed, bar)
+    _train_all(out, [(s, d, seed) for s in MODELS for d in DELIVERIES for seed in range(seeds)], EPOCHS)
     tables = {subset: _table(out, subset, seeds) for subset in MODELS}
     for subset, rows in tables.items():
         print(f"\n{_title(subset, seeds)}\n{_format(rows)}")
@@ -75,8 +77,33 @@ def run_demo(output_dir: str | Path, seeds: int = 2) -> None:
     print(f"\nFigure: {figure}\nRuns:   {out}/<data>-<delivery>-seed<n>, each with its config, scores and model")
 
 
-def _quiet() -> None:
-    """One progress bar for the whole job instead of sixteen times several."""
+def _train_all(out: Path, cells: list[tuple[str, str, int]], epochs: int) -> None:
+    """Train every (subset, delivery, seed), two at a time, each on one thread.
+
+    On networks as small as these a second thread gains little, and on a busy machine it loses a lot.
+    """
+    context = get_context("spawn")
+    ticks = context.Queue()
+    with (
+        ProcessPoolExecutor(2, context, initializer=_start_worker, initargs=(ticks,)) as pool,
+        tqdm(total=len(cells) * epochs, unit="epoch", desc="training") as bar,
+    ):
+        runs = [pool.submit(_train, out, *cell, epochs) for cell in cells]
+        while any(not run.done() for run in runs):
+            with suppress(Empty):
+                bar.update(ticks.get(timeout=0.2))
+            done = sum(run.done() for run in runs)
+            bar.set_postfix_str(f"{done} of {len(cells)} runs")
+        for run in runs:
+            run.result()
+        bar.update(bar.total - bar.n)
+
+
+def _start_worker(ticks: Any) -> None:
+    """One thread, and silence: there is one progress bar for the whole job, in the parent."""
+    global _ticks
+    _ticks = ticks
+    torch.set_num_threads(1)
     disable_progress_bar()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -88,13 +115,13 @@ def _run_dir(out: Path, subset: str, delivery: str, seed: int) -> Path:
     return out / f"{subset}-{delivery}-seed{seed}"
 
 
-def _train(out: Path, subset: str, delivery: str, seed: int, bar: tqdm) -> None:
+def _train(out: Path, subset: str, delivery: str, seed: int, epochs: int) -> None:
     model, options = MODELS[subset]
     training = SoftLabelConfig(
         output_dir=str(_run_dir(out, subset, delivery, seed)),
         delivery=delivery,
         seed=seed,
-        num_train_epochs=EPOCHS,
+        num_train_epochs=epochs,
         per_device_train_batch_size=32,
         per_device_eval_batch_size=200,
         lr_scheduler_type="cosine",
@@ -106,13 +133,12 @@ def _train(out: Path, subset: str, delivery: str, seed: int, bar: tqdm) -> None:
         **options,
     )
     data = DataConfig(dataset="synthetic", subset=subset)
-    run_recipe(model, data, training, overwrite=True, quiet=True, callbacks=[_Progress(bar)])
+    run_recipe(model, data, training, overwrite=True, quiet=True, callbacks=[_Tick(_ticks)])
 
 
 def _predictions(out: Path, subset: str, delivery: str, seed: int) -> dict[str, np.ndarray]:
     path = _run_dir(out, subset, delivery, seed) / "predictions.parquet"
-    table = Dataset.from_parquet(str(path)).with_format("numpy")[:]
-    return {key: np.asarray(value) for key, value in table.items()}
+    return {key: np.array(values) for key, values in pq.read_table(path).to_pydict().items()}
 
 
 def _table(out: Path, subset: str, seeds: int) -> list[Row]:

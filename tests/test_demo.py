@@ -18,8 +18,6 @@ from hf_softlabel.metrics import entropy
 def done(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "EPOCHS", 8)
-        # It silences the libraries for the rest of the process.
-        patch.setattr(demo, "_quiet", lambda: None)
         out = tmp_path_factory.mktemp("demo")
         assert main(["demo", "--output_dir", str(out), "--seeds", "1"]) == 0
     return out

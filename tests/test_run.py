@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_a_finished_run_is_not_trained_again_and_another_one_is_refused_its_plac
     assert train(TEXT, run, "--delivery", "soft", "--learning_rate", "1e-3") == 2
     assert "(different: learning_rate, delivery)" in error_of(capsys)
     assert (run / "metrics.json").stat().st_mtime_ns == before
+
+
+def test_a_run_cut_off_while_its_results_were_written_writes_them_again(run, tmp_path):
+    out = Path(shutil.copytree(run, tmp_path / "text"))
+    before = json.loads((out / "metrics.json").read_text())
+    for name in ("DONE", "metrics.json", "predictions.parquet"):
+        (out / name).unlink()
+    assert train(TEXT, out) == 0
+    after = json.loads((out / "metrics.json").read_text())
+    for key in ("soft_nll", "ledger_digest", "steps", "best_step"):
+        assert after[key] == before[key]
+    assert (out / "DONE").exists() and (out / "predictions.parquet").exists()
+    assert (out / "history.jsonl").read_text() == (run / "history.jsonl").read_text()
 
 
 def test_overwrite_starts_anew_but_never_in_a_folder_that_is_not_a_run(tmp_path, capsys):
