@@ -478,41 +478,42 @@ def random_case(seed: int, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor
     return z, torch.from_numpy(rng.multinomial(20, rng.dirichlet(np.ones(classes))))
 
 
+def every_draw(votes: torch.Tensor) -> torch.Tensor:
+    """(m,) labels: one SLS draw for each of the m equally likely outcomes, so that a mean is an exact expectation."""
+    m = int(votes.sum())
+    return sample_label(votes.expand(m, -1), 2 * torch.arange(m))  # below(bits, m) is bits // 2 % m
+
+
 def gradients(z: torch.Tensor) -> torch.Tensor:
     """(C, C) by autograd: row y is the gradient of the hard-label loss -log q_y with respect to the logits."""
     return jacrev(lambda logits: -logits.log_softmax(-1))(z)
 
 
-def covariance(rows: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    centred = rows - p @ rows
-    return centred.T @ (p[:, None] * centred)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_proposition_1_expected_loss_gradient_covariance_and_norm(seed):
     z, votes = random_case(seed)
-    p, q = votes.double() / votes.sum(), z.softmax(-1)
-    losses = torch.stack([F.cross_entropy(z[None], torch.tensor([y])) for y in range(5)])
-    torch.testing.assert_close(p @ losses, F.cross_entropy(z[None], p[None]))  # (4)
-    torch.testing.assert_close(p @ gradients(z), q - p)  # (5)
-    torch.testing.assert_close(covariance(gradients(z), p), p.diag() - p.outer(p))  # (6)
-    expected_norm = p @ gradients(z).square().sum(1)
-    torch.testing.assert_close(expected_norm, (q - p).square().sum() + 1 - p.square().sum())  # (8)
+    p, q, labels = votes.double() / votes.sum(), z.softmax(-1), every_draw(votes)
+    delivered = Delivery("soft")(votes[None], torch.tensor([0]), 0).double()
+    expected_loss = F.cross_entropy(z.expand(len(labels), -1), labels)
+    torch.testing.assert_close(expected_loss, -(p * q.log()).sum())  # (4)
+    torch.testing.assert_close(expected_loss, F.cross_entropy(z[None], delivered), atol=1e-6, rtol=0)
+    drawn = gradients(z)[labels]
+    torch.testing.assert_close(drawn.mean(0), q - p)  # (5)
+    torch.testing.assert_close(drawn.T.cov(correction=0), p.diag() - p.outer(p))  # (6)
+    extra = 1 - p.square().sum()
+    torch.testing.assert_close(drawn.square().sum(1).mean(), (q - p).square().sum() + extra)  # (8)
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_proposition_1_covariance_of_the_parameter_gradient(kind):
     torch.manual_seed(0)
-    layers = (
-        [torch.nn.Linear(3, 4)]
-        if kind == "linear"
-        else [torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4)]
-    )
-    model = torch.nn.Sequential(*layers).double()
-    x, p = torch.randn(1, 3).double(), torch.tensor([0.5, 0.3, 0.2, 0.0]).double()
+    hidden = [] if kind == "linear" else [torch.nn.Linear(3, 3), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*hidden, torch.nn.Linear(3, 5)).double()
+    x, votes = torch.randn(1, 3).double(), random_case(2)[1]
+    p = votes.double() / votes.sum()
 
-    def flat_gradient(y: int) -> torch.Tensor:
-        loss = F.cross_entropy(model(x), torch.tensor([y]))
+    def flat_gradient(y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y[None])
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
     parameters = dict(model.named_parameters())
@@ -520,7 +521,8 @@ def test_proposition_1_covariance_of_the_parameter_gradient(kind):
     jacobian = torch.cat([jacobian[name].flatten(1) for name in parameters], 1)  # (C, parameters)
     expected = jacobian.T @ (p.diag() - p.outer(p)) @ jacobian
     assert expected.abs().max() > 0.01
-    torch.testing.assert_close(covariance(torch.stack([flat_gradient(y) for y in range(4)]), p), expected)  # (7)
+    drawn = torch.stack([flat_gradient(y) for y in every_draw(votes)])
+    torch.testing.assert_close(drawn.T.cov(correction=0), expected)  # (7)
 
 
 def test_sls_averages_over_epochs_converge_to_proposition_1():
