@@ -27,20 +27,26 @@ def write_text_atomically(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def write_manifest(checkpoint: Path, settings: dict[str, Any]) -> None:
-    """Declare a checkpoint whole."""
+def write_manifest(checkpoint: Path, settings: dict[str, Any], progress: dict[str, int]) -> None:
+    """Declare a checkpoint whole; `progress` says how far into the data it is."""
     files = {
         str(path.relative_to(checkpoint)): path.stat().st_size
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and path.name != MANIFEST_NAME
     }
-    write_text_atomically(checkpoint / MANIFEST_NAME, json.dumps({"settings": settings, "files": files}, indent=1))
+    manifest = {"settings": settings, "progress": progress, "files": files}
+    write_text_atomically(checkpoint / MANIFEST_NAME, json.dumps(manifest, indent=1))
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a whole checkpoint."""
+    return json.loads((checkpoint / MANIFEST_NAME).read_text(encoding="utf-8"))
 
 
 def flaw(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None when it is whole."""
     try:
-        files = json.loads((checkpoint / MANIFEST_NAME).read_text(encoding="utf-8"))["files"].items()
+        files = read_manifest(checkpoint)["files"].items()
     except FileNotFoundError:
         return f"it has no {MANIFEST_NAME}, so writing it was not finished"
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -67,7 +73,7 @@ def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
 
 def refuse_changes(checkpoint: Path, settings: dict[str, Any]) -> None:
     """Raise [`VotesError`] unless the run that wrote a checkpoint had the same settings."""
-    before = json.loads((checkpoint / MANIFEST_NAME).read_text(encoding="utf-8"))["settings"]
+    before = read_manifest(checkpoint)["settings"]
     changed = [
         f"{key}: {before.get(key)!r} then, {value!r} now"
         for key, value in settings.items()

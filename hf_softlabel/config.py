@@ -18,9 +18,9 @@ from .collators import VOTE_COLUMNS
 from .data.errors import VotesError
 from .delivery import Delivery, DeliveryName
 
-# A larger value of these is better; of every other score, a smaller one. `TrainingArguments` assumes the opposite of
-# anything whose name does not end in "loss", which would keep the worst soft NLL as the best checkpoint.
-HIGHER_IS_BETTER = ("accuracy", "accuracy_majority", "entropy_correlation")
+# `TrainingArguments` takes a larger value for better unless a metric's name ends in "loss", which would keep the worst
+# soft NLL as the best checkpoint.
+LOWER_IS_BETTER = ("soft_nll", "kl", "soft_brier")
 
 
 @dataclass
@@ -67,7 +67,8 @@ class SoftLabelConfig(TrainingArguments):
         if self.label_names is None:
             self.label_names = list(VOTE_COLUMNS)
         if self.greater_is_better is None and self.metric_for_best_model is not None:
-            self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in HIGHER_IS_BETTER
+            if self.metric_for_best_model.removeprefix("eval_") in LOWER_IS_BETTER:
+                self.greater_is_better = False
         if not torch.accelerator.is_available():
             # torch warns about it at every data loader otherwise.
             self.dataloader_pin_memory = False

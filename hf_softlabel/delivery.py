@@ -50,13 +50,12 @@ def sample_label(votes: Tensor, bits: Tensor) -> Tensor:
     Counts are compared as integers, so that an observed vote's probability is exact and a class without votes is
     never drawn.
     """
-    cdf = votes.cumsum(-1) if not votes.is_floating_point() else votes.double().cumsum(-1)
-    total = cdf[:, -1]
     if votes.is_floating_point():
-        # u * total can round up to total itself, past the last class that has any mass.
-        point = torch.minimum(uniform(bits) * total, torch.nextafter(total, torch.zeros_like(total)))
+        cdf = votes.double().cumsum(-1)
+        point = uniform(bits) * cdf[:, -1]
     else:
-        point = below(bits, total)
+        cdf = votes.cumsum(-1)
+        point = below(bits, cdf[:, -1])
     return (cdf <= point[:, None]).sum(-1)
 
 

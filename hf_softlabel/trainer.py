@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalPrediction, rotate_checkpoints
 
-from .checkpoint import MANIFEST_NAME, flaw, last_whole_checkpoint, refuse_changes, write_manifest
+from .checkpoint import MANIFEST_NAME, flaw, last_whole_checkpoint, read_manifest, refuse_changes, write_manifest
 from .collators import VOTE_COLUMNS, VotesCollator, input_collator
 from .config import SoftLabelConfig
 from .data.errors import VotesError
@@ -43,6 +43,8 @@ class _EpochCallback(TrainerCallback):
         if self.trainer.streams:
             # Without a length `state.epoch` is the share of max_steps done, so the passes are counted instead.
             self.trainer.delivery_epoch += 1
+            self.trainer.epoch_start = state.global_step - self.trainer.resumed_steps
+            self.trainer.resumed_steps = 0
         else:
             self.trainer.delivery_epoch = int(state.epoch or 0)
         self.trainer.ledger.begin_epoch(self.trainer.delivery_epoch)
@@ -91,6 +93,8 @@ class VotesTrainer(Trainer):
             args.delivery = self.delivery_name
         self.delivery = args.make_delivery()
         self.delivery_epoch = 0
+        # Where the pass over a stream began, and how much of it was done before a resume.
+        self.epoch_start = self.resumed_steps = 0
         self.image_transform = image_transform
         self.num_classes: int | None = None
         self._user_metrics = compute_metrics
@@ -271,12 +275,20 @@ class VotesTrainer(Trainer):
         self.ledger.save(checkpoint, write=self.args.should_save)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            write_manifest(checkpoint, self._stream_settings())
+            step = self.state.global_step - self.epoch_start
+            write_manifest(checkpoint, self._stream_settings(), {"epoch": self.delivery_epoch, "step": step})
             rotate_checkpoints(
                 output_dir=run_dir,
                 save_total_limit=limit,
                 best_model_checkpoint=self.state.best_model_checkpoint,
             )
+
+    def _init_training_state(self, *args, **kwargs):
+        epochs, batches = super()._init_training_state(*args, **kwargs)
+        if self.streams:
+            # Trainer takes all steps of a stream for one epoch: in a later pass it would skip past the stream's end.
+            return self.delivery_epoch + 1, self.resumed_steps * self.args.gradient_accumulation_steps
+        return epochs, batches
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
         """As [`Trainer.train`]. With `True` it goes on from the last checkpoint that was written to its end."""
@@ -287,7 +299,7 @@ class VotesTrainer(Trainer):
             if resume_from_checkpoint is None:
                 raise VotesError(f"{self.args.output_dir} has no whole checkpoint to resume from.")
         self.ledger = Ledger(self._gather_arrays)
-        self.delivery_epoch = -1 if self.streams else 0
+        self.delivery_epoch, self.resumed_steps = -1 if self.streams else 0, 0
         if resume_from_checkpoint:
             checkpoint = Path(resume_from_checkpoint)
             problem = flaw(checkpoint)
@@ -296,6 +308,9 @@ class VotesTrainer(Trainer):
             if not self.args.allow_changed_resume:
                 refuse_changes(checkpoint, self._stream_settings())
             self.ledger.load(checkpoint)
+            if self.streams:
+                progress = read_manifest(checkpoint)["progress"]
+                self.delivery_epoch, self.resumed_steps = progress["epoch"] - 1, progress["step"]
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         return super().train(resume_from_checkpoint=path, **kwargs)
 

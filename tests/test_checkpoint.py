@@ -26,17 +26,18 @@ def checkpoint(folder: Path, whole: bool = True) -> Path:
     (folder / "model.safetensors").write_bytes(b"x" * 100)
     (folder / "inner" / "state.json").write_text("{}")
     if whole:
-        write_manifest(folder, SETTINGS)
+        write_manifest(folder, SETTINGS, {"epoch": 0, "step": 0})
     return folder
 
 
 def test_a_manifest_lists_every_file_with_its_size(tmp_path):
     folder = checkpoint(tmp_path / "checkpoint-1")
     manifest = json.loads((folder / MANIFEST_NAME).read_text())
-    assert manifest == {"settings": SETTINGS, "files": {"inner/state.json": 2, "model.safetensors": 100}}
+    files = {"inner/state.json": 2, "model.safetensors": 100}
+    assert manifest == {"settings": SETTINGS, "progress": {"epoch": 0, "step": 0}, "files": files}
     assert flaw(folder) is None
     # Written again it does not list itself.
-    write_manifest(folder, SETTINGS)
+    write_manifest(folder, SETTINGS, {"epoch": 0, "step": 0})
     assert flaw(folder) is None
     assert json.loads((folder / MANIFEST_NAME).read_text()) == manifest
 

@@ -25,7 +25,7 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step >= self.step
 
 
-def make(out: Path, stop: int | None = None, **options) -> VotesTrainer:
+def make(out: Path, stop: int | None = None, train=DATA["train"], **options) -> VotesTrainer:
     model, tokenizer = load_model("synthetic-bert", TONES, task="text")
     defaults = {
         "output_dir": str(out),
@@ -43,7 +43,7 @@ def make(out: Path, stop: int | None = None, **options) -> VotesTrainer:
     return VotesTrainer(
         model=model,
         args=SoftLabelConfig(**{**defaults, **options}),
-        train_dataset=DATA["train"],
+        train_dataset=train,
         eval_dataset=DATA["eval"],
         processing_class=tokenizer,
         callbacks=[StopAt(stop)] if stop else None,
@@ -81,6 +81,19 @@ def test_a_run_stopped_in_mid_epoch_goes_on_with_the_same_labels_to_the_same_wei
     assert resumed.state.global_step == 24
     assert resumed.ledger.digest() == whole.ledger.digest()
     torch.testing.assert_close(flat(resumed), flat(whole), rtol=1e-6, atol=1e-7)
+
+
+def test_a_stream_stopped_in_its_second_pass_goes_on_there(tmp_path, whole):
+    options = {"train": DATA["train"].to_iterable_dataset().shuffle(seed=0, buffer_size=20), "max_steps": 24}
+    make(tmp_path, stop=9, **options).train()
+    resumed = make(tmp_path, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._initial_global_step == 8 and resumed.state.global_step == 24
+    # Four passes over the same examples, in whatever order: the labels of four epochs.
+    assert resumed.ledger.digest() == whole.ledger.digest()
+    straight = make(tmp_path / "straight", **options)
+    straight.train()
+    torch.testing.assert_close(flat(resumed), flat(straight), rtol=1e-6, atol=1e-7)
 
 
 def test_only_what_was_seen_before_the_stop_is_in_its_ledger(whole, half):
@@ -155,7 +168,7 @@ def test_another_world_size_is_refused(half):
 def test_older_checkpoints_go_only_when_the_new_one_is_whole(tmp_path, monkeypatch):
     import hf_softlabel.trainer as module
 
-    def killed(checkpoint, settings):
+    def killed(checkpoint, settings, progress):
         raise KeyboardInterrupt
 
     trainer = make(tmp_path / "run", save_total_limit=1, stop=4)
