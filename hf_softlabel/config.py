@@ -66,9 +66,8 @@ class SoftLabelConfig(TrainingArguments):
             raise VotesError(f"mixup_alpha must be positive, not {self.mixup_alpha}.")
         if self.label_names is None:
             self.label_names = list(VOTE_COLUMNS)
-        if self.greater_is_better is None and self.metric_for_best_model is not None:
-            if self.metric_for_best_model.removeprefix("eval_") in LOWER_IS_BETTER:
-                self.greater_is_better = False
+        if self.greater_is_better is None and str(self.metric_for_best_model).removeprefix("eval_") in LOWER_IS_BETTER:
+            self.greater_is_better = False
         if not torch.accelerator.is_available():
             # torch warns about it at every data loader otherwise.
             self.dataloader_pin_memory = False
