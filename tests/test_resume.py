@@ -12,6 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from hf_softlabel import SoftLabelConfig, VotesError, VotesTrainer, load_model, split_votes
+from hf_softlabel.checkpoint import flaw
 from hf_softlabel.data.synthetic import TONES, load_synthetic
 
 DATA = split_votes(load_synthetic("text", size=60), seed=0)  # 48 training examples: 6 steps an epoch
@@ -180,6 +181,18 @@ def test_older_checkpoints_go_only_when_the_new_one_is_whole(tmp_path, monkeypat
     resumed.train(resume_from_checkpoint=True)
     assert resumed._initial_global_step == 2
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-24"]
+
+
+def test_a_whole_checkpoint_that_is_being_written_over_is_not_whole(half, monkeypatch):
+    def killed(self, folder):
+        raise KeyboardInterrupt
+
+    trainer = make(half)
+    monkeypatch.setattr(VotesTrainer, "_save_optimizer_and_scheduler", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(resume_from_checkpoint=str(half / "checkpoint-4"))
+    assert flaw(half / "checkpoint-4") is None and flaw(half / "checkpoint-8") is None
+    assert "not finished" in flaw(half / "checkpoint-6")
 
 
 def _once_then(first, second):

@@ -121,6 +121,16 @@ def test_loss_is_the_cross_entropy_with_the_delivered_targets(tmp_path, texts):
         assert loss.item() == pytest.approx(-(target * log_q).sum(-1).mean().item(), rel=1e-6)
 
 
+def test_the_loss_in_evaluation_is_with_the_whole_votes(tmp_path, texts):
+    trainer = text_trainer(tmp_path, texts, delivery="multipass")
+    batch = batch_of(trainer, "eval")
+    trainer.model.eval()
+    loss, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
+    log_q = outputs["logits"].log_softmax(-1)
+    p = batch["votes"] / batch["votes"].sum(-1, keepdim=True)
+    assert loss.item() == pytest.approx(-(p * log_q).sum(-1).mean().item(), rel=1e-6)
+
+
 def test_evaluation_scores_the_whole_votes_whatever_the_delivery(tmp_path, texts):
     trainer = text_trainer(tmp_path, texts, delivery="majority", per_device_eval_batch_size=5)
     prediction = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")

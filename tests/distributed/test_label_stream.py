@@ -146,3 +146,15 @@ def test_a_resume_on_another_number_of_processes_is_refused_by_the_checkpoint(ru
         for name in ("DONE", "metrics.json"):
             (runs / "one" / f"{name}.hidden").rename(runs / "one" / name)
     assert "world_size: 1 then, 2 now" in (runs / "one.log").read_text()
+
+
+def test_two_processes_score_the_very_model_that_they_save(runs):
+    """Batch norm's statistics differ between the processes until they are aligned for the evaluation."""
+    recipe = str(ROOT / "recipes" / "synthetic" / "sls.yaml")
+    options = ["--use_cpu", "--num_train_epochs", "2", "--per_device_train_batch_size", "16", "--train_size", "200"]
+    metrics = finish([*TWO, "train", recipe, *options], runs / "vision")
+    assert metrics["world_size"] == 2
+    history = [json.loads(line) for line in (runs / "vision" / "history.jsonl").read_text().splitlines()]
+    best = next(line for line in history if line["step"] == metrics["best_step"])
+    # The final scores are of the best checkpoint, loaded again from disk.
+    assert metrics["soft_nll"] == pytest.approx(best["soft_nll"], rel=1e-5)
