@@ -11,7 +11,7 @@ JOBS ?= 2
 $(VENV)/.installed: setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install -qq --editable '.[test]'
 	touch $@
 
 demo: $(VENV)/.installed

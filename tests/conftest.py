@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_softlabel import split_votes
+from hf_softlabel.data.synthetic import load_synthetic
+
 torch.set_num_threads(1)
 
 
@@ -18,3 +21,13 @@ def sources() -> Path:
     if not folder:
         pytest.skip("HF_SOFTLABEL_SOURCES is not set: the authors' data files are needed")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def texts():
+    return split_votes(load_synthetic("text", size=60), seed=0)
+
+
+@pytest.fixture(scope="session")
+def images():
+    return split_votes(load_synthetic("vision", size=40), seed=0)

@@ -1,4 +1,4 @@
-"""Deliveries: sampling statistics, cycles by exact counts, Proposition 1 of the paper by exact enumeration."""
+"""Deliveries: sampling statistics, and cycles by exact counts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta, chi2_contingency, chisquare, ks_2samp, kstest
-from torch.func import functional_call, jacrev
+from scipy.stats import chi2_contingency, chisquare
 
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.delivery import (
@@ -19,8 +18,6 @@ from hf_softlabel.delivery import (
     Delivery,
     distribution,
     majority_label,
-    mix,
-    mix_targets,
     mixup_pairs,
     multipass_label,
     posterior_predictive,
@@ -296,100 +293,6 @@ def test_posterior_sls_without_prior_is_sls_and_holds_labels():
     assert (held[:3] == held[0]).all() and (held[3] != held[0]).any()
 
 
-# Mixup.
-
-
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
-def test_mixup_shares_follow_the_beta_distribution(alpha):
-    _, share = mixup_pairs(torch.arange(40_000), 2, 0, alpha)
-    assert share.dtype == torch.float32 and share.min() >= 0 and share.max() <= 1
-    # Shares next to 1 are rounded to 1 in float32: against scipy's draws so rounded, and exactly for the lower half.
-    draws = beta(alpha, alpha).rvs(100_000, random_state=0).astype(np.float32)
-    assert ks_2samp(share.numpy(), draws).pvalue > 1e-3
-    lower = share[share < 0.5].double().numpy()
-    assert kstest(lower, lambda x: 2 * beta(alpha, alpha).cdf(x)).pvalue > 1e-3
-
-
-@given(st.lists(st.integers(0, 2**40), min_size=2, max_size=40), st.integers(0, 300), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
-def test_mixup_partners_are_a_permutation_without_fixed_points(ids, epoch, seed):
-    # Examples may repeat in a batch: the last batch on several processes is filled up.
-    partner, _ = mixup_pairs(torch.tensor(ids), epoch, seed, 1.0)
-    assert sorted(partner.tolist()) == list(range(len(ids)))
-    assert (partner != torch.arange(len(ids))).all()
-
-
-def test_a_single_example_is_mixed_with_itself():
-    partner, share = mixup_pairs(torch.tensor([5]), 0, 0, 1.0)
-    assert partner.tolist() == [0]
-    x = torch.tensor([[1.0, 2.0]])
-    torch.testing.assert_close(mix(x, partner, share), x)
-
-
-def test_mixup_partners_and_shares_change_with_epoch_and_seed():
-    ids = torch.arange(64)
-    pairs = [mixup_pairs(ids, epoch, seed, 1.0) for epoch, seed in [(0, 0), (1, 0), (0, 1)]]
-    for a, b in [(0, 1), (0, 2), (1, 2)]:
-        assert (pairs[a][0] == pairs[b][0]).float().mean() < 0.2
-        assert (pairs[a][1] == pairs[b][1]).float().mean() < 0.1
-
-
-def test_mixup_partner_and_share_are_independent():
-    # The share is hashed once more: else those first in the order would have the lowest shares.
-    ids = torch.arange(20_000)
-    partner, share = mixup_pairs(ids, 0, 0, 1.0)
-    assert abs(np.corrcoef(share.numpy(), share[partner].numpy())[0, 1]) < 0.03
-
-
-def test_mix_by_hand():
-    x = torch.arange(12, dtype=torch.float32).view(3, 2, 2)
-    mixed = mix(x, torch.tensor([1, 2, 0]), torch.tensor([0.25, 1.0, 0.0]))
-    # .25 * (0, 1, 2, 3) + .75 * (4, 5, 6, 7); then itself; then its partner.
-    assert mixed.tolist() == [[[3, 4], [5, 6]], [[4, 5], [6, 7]], [[0, 1], [2, 3]]]
-    assert mix(x.half(), torch.tensor([1, 2, 0]), torch.tensor([0.25, 1.0, 0.0])).dtype == torch.float16
-
-
-def test_mixed_hard_targets_by_hand():
-    mixed = mix_targets(torch.tensor([0, 2]), 3, torch.tensor([1, 0]), torch.tensor([0.75, 0.5]))
-    assert mixed.tolist() == [[0.75, 0.0, 0.25], [0.5, 0.0, 0.5]]
-
-
-def test_mixed_soft_targets_by_hand_which_timm_does_not_give():
-    timm_data = pytest.importorskip("timm.data")
-    soft = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]])
-    mixed = mix_targets(soft, 3, torch.tensor([1, 0]), torch.tensor([0.75, 0.5]))
-    assert mixed.tolist() == [[0.375, 0.4375, 0.1875], [0.25, 0.375, 0.375]]
-    assert mixed.sum(1).tolist() == [1.0, 1.0]
-    # timm pairs the batch with its reverse, by one share for all.
-    mixer = timm_data.Mixup(mixup_alpha=1.0, label_smoothing=0.0, num_classes=3)
-    try:
-        _, theirs = mixer(torch.rand(2, 3, 4, 4), soft)
-    except Exception:
-        return
-    lower, upper = torch.minimum(soft, soft.flip(0)), torch.maximum(soft, soft.flip(0))
-    a_mix = theirs.shape == soft.shape and bool(((theirs >= lower) & (theirs <= upper)).all())
-    assert not a_mix, "timm mixes soft targets now: ours can go"
-
-
-@given(st.integers(1, 20), st.integers(2, 6), st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
-def test_mixed_targets_are_distributions(n, classes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    partner, share = mixup_pairs(torch.arange(n), 0, seed, 0.2)
-    soft = torch.rand(n, classes, generator=generator).softmax(-1)
-    hard = torch.randint(0, classes, (n,), generator=generator)
-    for targets in (soft, hard):
-        mixed = mix_targets(targets, classes, partner, share)
-        assert (mixed >= 0).all()
-        torch.testing.assert_close(mixed.sum(1), torch.ones(n))
-
-
-def test_mixup_delivers_majority_or_soft_targets():
-    votes, ids = torch.tensor([[3, 1]]), torch.tensor([0])
-    assert Delivery("mixup")(votes, ids, 0).tolist() == [0]
-    assert Delivery("mixup", mixup_targets="soft")(votes, ids, 0).tolist() == [[0.75, 0.25]]
-
-
 # Purity.
 
 
@@ -420,12 +323,6 @@ def test_deliveries_neither_read_nor_advance_the_global_generators(name):
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_shares_depend_on_the_example_not_on_the_batch():
-    ids = torch.tensor([3, 1, 4, 15, 9])
-    _, share = mixup_pairs(ids, 2, 6, 0.5)
-    assert torch.equal(mixup_pairs(ids[1:3], 2, 6, 0.5)[1], share[1:3])
 
 
 # What is refused.
@@ -466,96 +363,6 @@ def test_the_other_deliveries_take_probabilities(name):
 def test_wrong_settings_are_refused(settings, message):
     with pytest.raises(VotesError, match=message):
         Delivery(**settings)
-
-
-# Proposition 1 of "Same Target, Different Basins": SLS and soft labels have one objective and differ in covariance.
-
-
-def random_case(seed: int, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits z (C,) and vote counts (C,) with some empty classes."""
-    rng = np.random.default_rng(seed)
-    z = torch.from_numpy(rng.normal(scale=2, size=classes))
-    return z, torch.from_numpy(rng.multinomial(20, rng.dirichlet(np.ones(classes))))
-
-
-def every_draw(votes: torch.Tensor) -> torch.Tensor:
-    """(m,) labels: one SLS draw for each of the m equally likely outcomes, so that a mean is an exact expectation."""
-    m = int(votes.sum())
-    return sample_label(votes.expand(m, -1), 2 * torch.arange(m))  # below(bits, m) is bits // 2 % m
-
-
-def gradients(z: torch.Tensor) -> torch.Tensor:
-    """(C, C) by autograd: row y is the gradient of the hard-label loss -log q_y with respect to the logits."""
-    return jacrev(lambda logits: -logits.log_softmax(-1))(z)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_proposition_1_expected_loss_gradient_covariance_and_norm(seed):
-    z, votes = random_case(seed)
-    p, q, labels = votes.double() / votes.sum(), z.softmax(-1), every_draw(votes)
-    delivered = Delivery("soft")(votes[None], torch.tensor([0]), 0).double()
-    expected_loss = F.cross_entropy(z.expand(len(labels), -1), labels)
-    torch.testing.assert_close(expected_loss, -(p * q.log()).sum())  # (4)
-    torch.testing.assert_close(expected_loss, F.cross_entropy(z[None], delivered), atol=1e-6, rtol=0)
-    drawn = gradients(z)[labels]
-    torch.testing.assert_close(drawn.mean(0), q - p)  # (5)
-    torch.testing.assert_close(drawn.T.cov(correction=0), p.diag() - p.outer(p))  # (6)
-    extra = 1 - p.square().sum()
-    torch.testing.assert_close(drawn.square().sum(1).mean(), (q - p).square().sum() + extra)  # (8)
-
-
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_proposition_1_covariance_of_the_parameter_gradient(kind):
-    torch.manual_seed(0)
-    hidden = [] if kind == "linear" else [torch.nn.Linear(3, 3), torch.nn.Tanh()]
-    model = torch.nn.Sequential(*hidden, torch.nn.Linear(3, 5)).double()
-    x, votes = torch.randn(1, 3).double(), random_case(2)[1]
-    p = votes.double() / votes.sum()
-
-    def flat_gradient(y: torch.Tensor) -> torch.Tensor:
-        loss = F.cross_entropy(model(x), y[None])
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-
-    parameters = dict(model.named_parameters())
-    jacobian = jacrev(lambda values: functional_call(model, values, x)[0])(parameters)
-    jacobian = torch.cat([jacobian[name].flatten(1) for name in parameters], 1)  # (C, parameters)
-    expected = jacobian.T @ (p.diag() - p.outer(p)) @ jacobian
-    assert expected.abs().max() > 0.01
-    drawn = torch.stack([flat_gradient(y) for y in every_draw(votes)])
-    torch.testing.assert_close(drawn.T.cov(correction=0), expected)  # (7)
-
-
-def test_sls_averages_over_epochs_converge_to_proposition_1():
-    z, votes = random_case(1)
-    p, q, epochs = votes.double() / votes.sum(), z.softmax(-1), 20_000
-    labels = torch.cat([sls_label(votes[None], torch.tensor([11]), epoch, 0) for epoch in range(epochs)])
-    drawn = gradients(z)[labels]
-    five_errors = 5 / epochs**0.5  # of a mean whose terms have the standard deviation 1
-    losses = -z.log_softmax(-1)[labels]
-    assert abs(losses.mean() - F.cross_entropy(z[None], p[None])) < five_errors * losses.std()  # (4)
-    assert ((drawn.mean(0) - (q - p)).abs() < five_errors * 0.5).all()  # (5): one-hot entries deviate at most by .5
-    assert ((drawn.T.cov() - (p.diag() - p.outer(p))).abs() < five_errors * 0.5).all()  # (6)
-    norms = drawn.square().sum(1)
-    assert abs(norms.mean() - (q - p).square().sum() - 1 + p.square().sum()) < five_errors * norms.std()  # (8)
-
-
-@pytest.mark.parametrize("name", ["multipass", "deterministic_control"])
-def test_the_mean_gradient_of_a_whole_multipass_cycle_is_the_soft_gradient(name):
-    torch.manual_seed(0)
-    votes = torch.stack([random_case(seed)[1] for seed in range(8)])  # 20 votes each
-    model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 5)).double()
-    x, ids = torch.randn(8, 3).double(), torch.arange(8)
-
-    def gradient(targets: torch.Tensor) -> torch.Tensor:
-        loss = F.cross_entropy(model(x), targets)
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
-
-    soft = gradient(votes.double() / 20)
-    cycle = torch.stack([gradient(Delivery(name)(votes, ids, epoch)) for epoch in range(20, 40)])
-    torch.testing.assert_close(cycle.mean(0), soft, atol=1e-12, rtol=0)
-    assert (cycle[:19].mean(0) - soft).abs().max() > 1e-4, "one vote fewer must show"
-    # The delivered float32 distribution gives it to single precision.
-    torch.testing.assert_close(gradient(Delivery("soft")(votes, ids, 0).double()), soft, atol=1e-6, rtol=0)
 
 
 def test_delivery_hashes_have_purposes_of_their_own():
