@@ -27,14 +27,22 @@ def write_text_atomically(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def write_manifest(checkpoint: Path, settings: dict[str, Any], progress: dict[str, int]) -> None:
-    """Declare a checkpoint whole; `progress` says how far into the data it is."""
+def write_manifest(
+    checkpoint: Path, settings: dict[str, Any], progress: dict[str, int], resumable: bool = True
+) -> None:
+    """Declare a checkpoint whole.
+
+    Args:
+        settings: what the label stream depends on.
+        progress: how far into the data it is.
+        resumable: False when it holds only the model.
+    """
     files = {
         str(path.relative_to(checkpoint)): path.stat().st_size
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and path.name != MANIFEST_NAME
     }
-    manifest = {"settings": settings, "progress": progress, "files": files}
+    manifest = {"settings": settings, "progress": progress, "resumable": resumable, "files": files}
     write_text_atomically(checkpoint / MANIFEST_NAME, json.dumps(manifest, indent=1))
 
 
@@ -44,13 +52,16 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def flaw(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None when it is whole."""
+    """Why training cannot go on from a checkpoint, or None when it is whole."""
     try:
-        files = read_manifest(checkpoint)["files"].items()
+        manifest = read_manifest(checkpoint)
+        resumable, files = manifest["resumable"], manifest["files"].items()
     except FileNotFoundError:
         return f"it has no {MANIFEST_NAME}, so writing it was not finished"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {MANIFEST_NAME} cannot be read"
+    if not resumable:
+        return "it holds only the model (save_only_model), not the optimiser's state"
     for name, size in files:
         path = checkpoint / name
         if not path.is_file():

@@ -27,7 +27,7 @@ RECIPE.yaml holds `key: value` lines. Every key can be given as an option, which
   --votes_per_example K     train on K votes for each example, drawn from all
   --model NAME              resnet18, resnet34, or any Hub id or folder; --width for our ResNets
   --seed N                  split, subsample, initial weights, order of the data and label stream
-  --output_dir DIR          default: runs/<recipe>-seed<N>
+  --output_dir DIR          default: runs/<folder>-<recipe>-seed<N>
   ... and every field of transformers.TrainingArguments.
 
   --overwrite               start anew where a run directory exists already
@@ -72,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"hf-softlabel: error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        # A full disk, a folder that cannot be written to: nothing that a traceback would explain better.
+        print(f"hf-softlabel: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hf-softlabel: interrupted. The same command goes on from the last checkpoint.", file=sys.stderr)
+        return 130
 
 
 def _train(words: list[str]) -> int:

@@ -44,11 +44,11 @@ class VotesCollator:
     """Collate the votes by the contract and everything else by `inputs`.
 
     Args:
-        num_classes: C, for checking and for the sparse form.
+        num_classes: C, for checking; without it, of the batch. The sparse form needs it.
         inputs: any collator for the model's inputs, e.g. `DataCollatorWithPadding(tokenizer)`.
     """
 
-    num_classes: int
+    num_classes: int | None = None
     inputs: Callable[[list[dict[str, Any]]], Mapping[str, Any]] = default_data_collator
 
     def __call__(self, features: list[dict[str, Any]] | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -69,7 +69,11 @@ class VotesCollator:
         return batch
 
 
-def _votes(rows: list[Any], num_classes: int, ids: list[int]) -> torch.Tensor:
+def _votes(rows: list[Any], num_classes: int | None, ids: list[int]) -> torch.Tensor:
+    if num_classes is None:
+        if isinstance(rows[0], Mapping):
+            raise VotesError("Sparse votes do not say how many classes there are: use VotesCollator(num_classes).")
+        num_classes = len(rows[0])
     if not isinstance(rows[0], Mapping):
         rows = [None if row is None else np.asarray(row) for row in rows]
     try:

@@ -20,7 +20,7 @@ from .delivery import Delivery, DeliveryName
 
 # `TrainingArguments` takes a larger value for better unless a metric's name ends in "loss", which would keep the worst
 # soft NLL as the best checkpoint.
-LOWER_IS_BETTER = ("soft_nll", "kl", "soft_brier")
+LOWER_IS_BETTER = ("_soft_nll", "_kl", "_soft_brier")
 
 
 @dataclass
@@ -62,11 +62,14 @@ class SoftLabelConfig(TrainingArguments):
             raise VotesError("Set delivery: label_smoothing and label_smoothing_epsilon, not label_smoothing_factor.")
         if self.batch_eval_metrics:
             raise VotesError("batch_eval_metrics is not supported: the scores need all predictions at once.")
+        if self.prediction_loss_only:
+            raise VotesError("prediction_loss_only is not supported: the scores are of the predictions.")
         if self.mixup_alpha <= 0:
             raise VotesError(f"mixup_alpha must be positive, not {self.mixup_alpha}.")
-        if self.label_names is None:
-            self.label_names = list(VOTE_COLUMNS)
-        if self.greater_is_better is None and str(self.metric_for_best_model).removeprefix("eval_") in LOWER_IS_BETTER:
+        if self.label_names not in (None, list(VOTE_COLUMNS)):
+            raise VotesError(f"label_names are {', '.join(VOTE_COLUMNS)} here: leave them out.")
+        self.label_names = list(VOTE_COLUMNS)
+        if self.greater_is_better is None and f"_{self.metric_for_best_model}".endswith(LOWER_IS_BETTER):
             self.greater_is_better = False
         if not torch.accelerator.is_available():
             # torch warns about it at every data loader otherwise.
@@ -212,7 +215,8 @@ def parse_recipe(
 ) -> tuple[ModelConfig, DataConfig, SoftLabelConfig]:
     """Read a recipe and command-line arguments into the three configurations.
 
-    The recipe's keys are defaults and the command line wins. `output_dir` is by default `runs/<recipe>-seed<seed>`.
+    The recipe's keys are defaults and the command line wins. `output_dir` is by default
+    `runs/<folder>-<recipe>-seed<seed>`, or `runs/<recipe>-seed<seed>` for a recipe in the working folder.
     """
     parser = _RecipeParser(CONFIGS, allow_abbrev=False, add_help=False)
     values = read_recipe(path) if path is not None else {}
@@ -244,11 +248,11 @@ def parse_recipe(
 
 
 def recipe_name(path: str | Path | None) -> str:
-    """`recipes/cifar10h/multipass.yaml` -> `cifar10h-multipass`."""
+    """`recipes/cifar10h/multipass.yaml` -> `cifar10h-multipass`, and `mine.yaml` -> `mine`."""
     if path is None:
         return "run"
     path = Path(path).resolve()
-    return f"{path.parent.name}-{path.stem}"
+    return path.stem if path.parent == Path.cwd() else f"{path.parent.name}-{path.stem}"
 
 
 def resolved(model: ModelConfig, data: DataConfig, training: SoftLabelConfig) -> dict[str, Any]:

@@ -9,7 +9,6 @@ Shapes: N examples, C classes. `votes` is (N, C): int64 for counts, floating poi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
@@ -115,7 +114,7 @@ class Delivery:
     Returns (N,) int64 hard labels, or (N, C) float32 targets for `soft`, `label_smoothing` and soft `mixup`.
 
     `shuffled_sls` is here plain SLS: the permutation across examples is done once on the data set, by
-    [`shuffled_rows`]. `mixup` gives the unmixed targets: [`mixup_pairs`] mixes them with the inputs.
+    [`shuffled_rows`]. `mixup` gives the unmixed targets: [`hf_softlabel.mixup`] mixes them with the inputs.
     """
 
     name: DeliveryName
@@ -169,43 +168,3 @@ class Delivery:
 def shuffled_rows(n: int, seed: int) -> Tensor:
     """(n,) int64: a permutation of the rows, for giving each example the votes of another one."""
     return hash64("shuffled_sls", seed, torch.arange(n)).argsort()
-
-
-@lru_cache(maxsize=8)
-def _beta_quantiles(alpha: float, size: int = 1 << 16) -> Tensor:
-    """Quantiles of Beta(alpha, alpha) on a fine grid, so that a hash becomes a draw by one look-up on any device."""
-    import numpy as np
-    from scipy.stats import beta
-
-    return torch.from_numpy(beta.ppf((np.arange(size) + 0.5) / size, alpha, alpha)).float()
-
-
-def mixup_pairs(example_id: Tensor, epoch: int, seed: int, alpha: float) -> tuple[Tensor, Tensor]:
-    """Each example's partner in the batch and its share of itself.
-
-    Returns:
-        partner: (N,) int64 positions in the batch; nobody is its own partner unless N is 1.
-        share: (N,) float32 ~ Beta(alpha, alpha), one draw per example and epoch.
-    """
-    bits = hash64("mixup", seed, epoch, example_id)
-    order = bits.argsort(stable=True)
-    partner = torch.empty_like(order)
-    partner[order] = order.roll(1)
-    table = _beta_quantiles(alpha).to(example_id.device)
-    return partner, table[below(hash64("share", bits), len(table))]
-
-
-def mix(x: Tensor, partner: Tensor, share: Tensor) -> Tensor:
-    """share * x + (1 - share) * x[partner], row by row; x is (N, ...) and floating point."""
-    share = share.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
-    return torch.lerp(x[partner], x, share)
-
-
-def mix_targets(targets: Tensor, num_classes: int, partner: Tensor, share: Tensor) -> Tensor:
-    """Mix hard labels (N,) or distributions (N, C) to distributions (N, C).
-
-    Written by hand because `timm.data.Mixup` one-hots whatever it is given, soft targets included.
-    """
-    if targets.dim() == 1:
-        targets = F.one_hot(targets, num_classes).float()
-    return mix(targets, partner, share)

@@ -221,7 +221,8 @@ def _figure(out: Path, examples: int = 4) -> Any:
             below[column].set_xticks(range(len(names)), names)
             below[column].set_ylim(0, 1)
             below[column].spines[["top", "right"]].set_visible(False)
-    axes[1, 0].set_ylabel("share of votes")
-    axes[3, 0].set_ylabel("share of votes")
+    axes[1, 0].set_ylabel("probability")
+    axes[3, 0].set_ylabel("probability")
+    figure.suptitle("Held-out examples on which people disagree most: their votes, and four models")
     figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(colours))
     return figure

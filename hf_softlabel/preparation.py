@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, Image
+from datasets import Dataset, Image, List
 from datasets import IterableDataset as StreamingDataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -14,14 +15,14 @@ from transformers.utils import is_peft_available
 
 from .data.errors import VotesError
 from .data.images import IMAGE_COLUMNS, VotesImages, stream_images
-from .data.text import tokenize_votes
-from .data.votes import check_example_ids, check_votes, class_names, validate_votes, with_votes
+from .data.text import DEFAULT_MAX_LENGTH, tokenize_votes
+from .data.votes import check_example_ids, check_votes, class_names, dense_votes, validate_votes, with_votes
 from .delivery import Delivery, shuffled_rows
 
 
 def prepare_dataset(
-    dataset: Any, processing_class: Any, split: str, delivery: Delivery | None = None
-) -> tuple[Any, int | None]:
+    dataset: Any, processing_class: Any, split: str, delivery: Delivery | None = None, max_length: int | None = None
+) -> tuple[Any, int]:
     """Check a split and bring it to model inputs.
 
     Args:
@@ -30,24 +31,27 @@ def prepare_dataset(
         processing_class: tokenizer or image processor for raw texts or images.
         split: its name, for messages.
         delivery: given for the training split, whose votes it must be able to use.
+        max_length: texts are cut at so many tokens.
 
     Returns:
-        The data set and its number of classes, None for a torch data set of unknown shape.
+        The data set and its number of classes.
     """
     try:
-        return _prepare(dataset, processing_class, delivery)
+        return _prepare(dataset, processing_class, delivery, max_length)
     except VotesError as error:
         raise VotesError(f"In the {split} split: {error}") from None
 
 
-def _prepare(dataset: Any, processing_class: Any, delivery: Delivery | None) -> tuple[Any, int | None]:
+def _prepare(
+    dataset: Any, processing_class: Any, delivery: Delivery | None, max_length: int | None
+) -> tuple[Any, int]:
     need_counts = delivery is not None and delivery.needs_counts
     shuffled = delivery is not None and delivery.name == "shuffled_sls"
     if isinstance(dataset, StreamingDataset):
         if shuffled:
             raise VotesError("shuffled_sls permutes the votes of the whole data set and cannot be streamed.")
         classes = len(class_names(dataset))
-        return _to_inputs(dataset, processing_class), classes
+        return _to_inputs(dataset, processing_class, max_length), classes
     if isinstance(dataset, VotesImages):
         if len(dataset) == 0:
             raise VotesError("The data set is empty: there is no example to use.")
@@ -63,20 +67,36 @@ def _prepare(dataset: Any, processing_class: Any, delivery: Delivery | None) -> 
         votes = validate_votes(dataset, need_counts)
         if shuffled:
             dataset = with_votes(dataset, _shuffle(votes, delivery))
-        return _to_inputs(dataset, processing_class), votes.shape[1]
+        return _to_inputs(dataset, processing_class, max_length), votes.shape[1]
     if shuffled:
         raise VotesError(f"shuffled_sls needs a datasets.Dataset or VotesImages, not a {type(dataset).__name__}.")
-    return dataset, len(dataset[0]["votes"])
+    if len(dataset) == 0:
+        raise VotesError("The data set is empty: there is no example to use.")
+    row = dataset[0]
+    if "votes" not in row:
+        raise VotesError(f"The rows have no `votes`, only: {', '.join(row)}.")
+    if isinstance(row["votes"], Mapping):
+        raise VotesError("Sparse votes need a datasets.Dataset, whose features say how many classes there are.")
+    return dataset, len(row["votes"])
 
 
 def _shuffle(votes: np.ndarray, delivery: Delivery) -> np.ndarray:
     return votes[shuffled_rows(len(votes), delivery.seed).numpy()]
 
 
-def _to_inputs(dataset: Dataset | StreamingDataset, processing_class: Any) -> Any:
+def votes_and_ids(dataset: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """(N, C) votes and (N,) ids of a prepared data set, None for one that can only be read row by row."""
+    if isinstance(dataset, VotesImages):
+        return dataset.column("votes").numpy(), dataset.column("example_id").numpy()
+    if isinstance(dataset, Dataset):
+        return dense_votes(dataset), np.asarray(dataset.with_format("numpy")["example_id"][:])
+    return None
+
+
+def _to_inputs(dataset: Dataset | StreamingDataset, processing_class: Any, max_length: int | None) -> Any:
     columns = dataset.column_names
     if isinstance(processing_class, PreTrainedTokenizerBase) and "input_ids" not in columns:
-        return tokenize_votes(dataset, processing_class)
+        return tokenize_votes(dataset, processing_class, max_length)
     image_columns = [name for name in IMAGE_COLUMNS if name in columns]
     if image_columns and "pixel_values" not in columns:
         if processing_class is None:
@@ -94,6 +114,20 @@ def holds_pixels(dataset: Any) -> bool:
     if isinstance(dataset, StreamingDataset):
         return isinstance(dataset.features.get("pixel_values"), Image)
     return isinstance(dataset, VotesImages)
+
+
+def holds_choices(dataset: Any) -> bool:
+    """Whether a prepared data set has several token sequences in each example."""
+    tokens = dataset.features.get("input_ids") if isinstance(dataset, (Dataset, StreamingDataset)) else None
+    return isinstance(tokens, List) and isinstance(tokens.feature, List)
+
+
+def longest_input(model: nn.Module | None, tokenizer: Any) -> int | None:
+    """How many tokens a model takes: fewer than its tokenizer says, if it has fewer positions."""
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase) or not positions or positions < 1:
+        return None
+    return min(positions, tokenizer.model_max_length, DEFAULT_MAX_LENGTH)
 
 
 def scores_choices(model: nn.Module) -> bool:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 from datasets import Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -24,9 +26,10 @@ from .data.errors import VotesError
 from .data.images import IMAGE_COLUMNS
 from .data.load import load_votes
 from .data.text import text_task, tokenize_votes
-from .data.votes import class_names, dense_votes, split_stream, split_votes, subsample_votes
+from .data.votes import class_names, dense_votes, split_stream, split_votes, subsample_votes, votes_fingerprint
 from .metrics import references
 from .models import load_model
+from .preparation import longest_input, votes_and_ids
 from .trainer import VotesTrainer
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ NOT_THE_RUN = (
     "disable_tqdm",
     "use_cpu",
 )
+VERIFIED = ("cifar10h", "chaosnli", "popquorn", "synthetic")
 NOT_THE_RUN_PREFIXES = ("dataloader_", "logging_", "log_", "hub_", "push_", "save_", "trackio_")
 
 
@@ -107,9 +111,11 @@ class _History(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            lines = self.path.read_text().splitlines() if self.path.exists() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
-            write_text_atomically(self.path, "".join(f"{line}\n" for line in kept))
+            lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+            # A line without an end was cut off while it was written.
+            whole = [line for line in lines if line.endswith("}\n")]
+            kept = [line for line in whole if json.loads(line)["step"] <= state.global_step]
+            write_text_atomically(self.path, "".join(kept))
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if state.is_world_process_zero and args.process_index == 0:
@@ -126,32 +132,55 @@ def _plain(metrics: dict[str, float], prefix: str) -> dict[str, float | None]:
     }
 
 
-def _same_run(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The keys in which two resolved configurations are different runs."""
+    # The sources of a named data set are verified to be the same wherever they lie; a table is what it is.
+    matters = ("dataloader_drop_last",) if now["dataset"] in VERIFIED else ("dataloader_drop_last", "sources")
     return [
         key
         for key, value in now.items()
-        if before.get(key) != value and key not in NOT_THE_RUN and not key.startswith(NOT_THE_RUN_PREFIXES)
+        if before.get(key) != value
+        and (key in matters or (key not in NOT_THE_RUN and not key.startswith(NOT_THE_RUN_PREFIXES)))
     ]
 
 
 def _open_run(out: Path, config: dict[str, Any], training: SoftLabelConfig, overwrite: bool) -> dict | None:
-    """Make the directory ready; returns the metrics if the run is finished already."""
+    """See whether a run may use the directory; returns the metrics if it is finished already."""
+    if out.exists() and not out.is_dir():
+        raise VotesError(f"{out} is a file: choose another --output_dir.")
+    before = _config_of(out)
+    if before is None:
+        if overwrite and out.exists() and any(out.iterdir()):
+            raise VotesError(f"{out} is not a run directory: it has no config.yaml of ours. It is not overwritten.")
+        return None
     if overwrite:
-        if training.process_index == 0 and out.exists():
-            if not (out / "config.yaml").exists() and any(out.iterdir()):
-                raise VotesError(f"{out} is not a run directory: it has no config.yaml. It is not overwritten.")
-            shutil.rmtree(out)
         return None
-    if not (out / "config.yaml").exists():
-        return None
-    changed = _same_run(yaml.safe_load((out / "config.yaml").read_text()), config)
-    if changed and not training.allow_changed_resume:
+    changed, finished = _changes(before, config), (out / "DONE").exists()
+    if changed and (finished or not training.allow_changed_resume):
         raise VotesError(
             f"{out} holds a run with another configuration (different: {', '.join(changed)}). "
-            "Choose another --output_dir, or --overwrite it."
+            "Choose another --output_dir, or --overwrite it"
+            + ("." if finished else ", or go on with --allow_changed_resume.")
         )
-    return json.loads((out / "metrics.json").read_text()) if (out / "DONE").exists() else None
+    return json.loads((out / "metrics.json").read_text()) if finished else None
+
+
+def _config_of(out: Path) -> dict[str, Any] | None:
+    """The configuration of the run in a directory, None when there is none of ours."""
+    try:
+        config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+    except (FileNotFoundError, yaml.YAMLError, UnicodeDecodeError):
+        return None
+    return config if isinstance(config, dict) and {"delivery", "dataset", "model"} <= config.keys() else None
+
+
+def _clear(out: Path) -> None:
+    """Remove what a run wrote, and nothing else."""
+    for pattern in ("DONE", "metrics.json", "predictions.parquet", "history.jsonl", "*.part", "config.yaml"):
+        for path in out.glob(pattern):
+            path.unlink()
+    for path in [*out.glob("checkpoint-*"), out / "model"]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def run_recipe(
@@ -176,11 +205,14 @@ def run_recipe(
     config = resolved(model_config, data_config, training)
     with training.main_process_first(local=False, desc="opening the run"):
         finished = _open_run(out, config, training, overwrite)
+    if finished is None or data_config.dataset not in VERIFIED:
+        with training.main_process_first(local=False, desc="loading the votes"):
+            train, held_out = load_splits(data_config, training.seed)
     if finished is not None:
+        if data_config.dataset not in VERIFIED and _fingerprint(train, held_out) != finished["votes_fingerprint"]:
+            raise VotesError(f"{out} holds a finished run on other votes than {data_config.sources} has now.")
         logger.warning("%s is finished already; --overwrite starts it anew.", out)
         return finished
-    with training.main_process_first(local=False, desc="loading the votes"):
-        train, held_out = load_splits(data_config, training.seed)
     names = class_names(train)
     task = _task(train.column_names, data_config.text_columns)
     model, processing_class = load_model(
@@ -195,9 +227,13 @@ def run_recipe(
         seed=training.seed,
     )
     if task != "image":
+        limit = longest_input(model, processing_class)
+        if limit is not None and (data_config.max_length or 0) > limit:
+            raise VotesError(f"max_length is {data_config.max_length}, but {model_config.model} takes {limit} tokens.")
+        max_length = data_config.max_length or limit
         with training.main_process_first(local=False, desc="tokenising"):
             train, held_out = (
-                tokenize_votes(split, processing_class, data_config.max_length, data_config.text_columns)
+                tokenize_votes(split, processing_class, max_length, data_config.text_columns)
                 for split in (train, held_out)
             )
     trainer = VotesTrainer(
@@ -213,6 +249,9 @@ def run_recipe(
         trainer.remove_callback(ProgressCallback)
     if training.process_index == 0:
         out.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            # Only now, when everything that can be wrong with the input has been found.
+            _clear(out)
         write_text_atomically(out / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     trainer.accelerator.wait_for_everyone()
     checkpoint = training.resume_from_checkpoint or last_whole_checkpoint(out)
@@ -232,16 +271,17 @@ def run_recipe(
         "epochs": trainer.state.epoch,
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
-        "train_loss": trained.training_loss,
-        "train_seconds": trained.metrics.get("train_runtime"),
+        # Of the whole run: a resumed one has only been timed in part.
+        "train_seconds": None if checkpoint else trained.metrics["train_runtime"],
         "train_examples": None if trainer.streams else len(trainer.train_dataset),
         "eval_examples": len(prediction.predictions),
+        "votes_fingerprint": _fingerprint(train, held_out),
         "references": references(prediction.label_ids[0], _train_votes(train)),
         "versions": {name: version(name) for name in PACKAGES},
     }
     if training.process_index == 0:
         _write_predictions(out / "predictions.parquet", prediction)
-        write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1))
+        write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
         write_text_atomically(out / "DONE", "")
     trainer.accelerator.wait_for_everyone()
     return metrics
@@ -258,18 +298,22 @@ def _train_votes(dataset: Any) -> np.ndarray | None:
     return dense_votes(dataset) if isinstance(dataset, Dataset) else None
 
 
+def _fingerprint(*splits: Any) -> str | None:
+    """Of the votes of all splits; None for streams."""
+    known = [votes_and_ids(split) for split in splits]
+    return None if any(votes is None for votes in known) else "-".join(votes_fingerprint(*votes) for votes in known)
+
+
 def _write_predictions(path: Path, prediction: Any) -> None:
     votes, example_id, gold_label = prediction.label_ids
-    table = Dataset.from_dict(
-        {
-            "example_id": example_id,
-            "logits": np.asarray(prediction.predictions, np.float32),
-            "votes": votes,
-            "label": gold_label,
-        }
-    )
+    columns = {
+        "example_id": example_id,
+        "logits": list(np.asarray(prediction.predictions, np.float32)),
+        "votes": list(votes),
+        "label": gold_label,
+    }
     part = path.with_name(path.name + ".part")
-    table.to_parquet(str(part))
+    pq.write_table(pa.table(columns), part)
     part.replace(path)
 
 

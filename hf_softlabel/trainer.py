@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,19 @@ from .collators import VOTE_COLUMNS, VotesCollator, input_collator
 from .config import SoftLabelConfig
 from .data.errors import VotesError
 from .data.images import ImageTransform, VotesImages
-from .delivery import distribution, mix, mix_targets, mixup_pairs
+from .data.votes import votes_fingerprint
+from .delivery import distribution
 from .ledger import Ledger
 from .metrics import score_votes
-from .preparation import check_model_classes, holds_pixels, prepare_dataset, scores_choices
-
-logger = logging.getLogger(__name__)
+from .mixup import mix_inputs, mix_targets, mixup_pairs
+from .preparation import (
+    check_model_classes,
+    holds_choices,
+    holds_pixels,
+    longest_input,
+    prepare_dataset,
+    votes_and_ids,
+)
 
 
 class NonFiniteLossError(VotesError):
@@ -98,6 +105,8 @@ class VotesTrainer(Trainer):
         self.image_transform = image_transform
         self.num_classes: int | None = None
         self._user_metrics = compute_metrics
+        self._max_length = longest_input(model, processing_class)
+        self._has_image_store = False
         train_dataset = self._prepare(train_dataset, processing_class, "train", delivery=self.delivery)
         if isinstance(eval_dataset, dict):
             eval_dataset = {key: self._prepare(one, processing_class, key) for key, one in eval_dataset.items()}
@@ -106,12 +115,14 @@ class VotesTrainer(Trainer):
         self.streams = isinstance(train_dataset, StreamingDataset)
         if self.streams and args.max_steps <= 0:
             raise VotesError("A stream has no length: set max_steps, the number of optimiser steps to train for.")
-        if model is not None and self.num_classes is not None:
-            check_model_classes(model, self.num_classes)
-        if not isinstance(data_collator, VotesCollator) and self.num_classes is not None:
-            choices = model is not None and scores_choices(model)
-            pixels = self.streams and holds_pixels(train_dataset)
-            inputs = data_collator or input_collator(processing_class, choices, pixels)
+        if self.streams and args.auto_find_batch_size:
+            raise VotesError("auto_find_batch_size starts a run over, which a stream cannot do: set the batch size.")
+        if model is not None:
+            self._check_classes(model)
+        if not isinstance(data_collator, VotesCollator):
+            example = train_dataset if train_dataset is not None else eval_dataset
+            pixels = isinstance(example, StreamingDataset) and holds_pixels(example)
+            inputs = data_collator or input_collator(processing_class, holds_choices(example), pixels)
             data_collator = VotesCollator(self.num_classes, inputs)
         super().__init__(
             model=model,
@@ -123,24 +134,41 @@ class VotesTrainer(Trainer):
             compute_metrics=self._score,
             **kwargs,
         )
-        self.ledger = Ledger(self._gather_arrays)
+        self.ledger = Ledger(lambda array: gather_object([array]))
         self.add_callback(_EpochCallback(self))
 
     def _prepare(self, dataset: Any, processing_class: Any, split: str, delivery: Any = None) -> Any:
         if dataset is None:
             return None
-        dataset, classes = prepare_dataset(dataset, processing_class, split, delivery)
+        dataset, classes = prepare_dataset(dataset, processing_class, split, delivery, self._max_length)
         if self.num_classes not in (None, classes):
             raise VotesError(f"The {split} split has {classes} classes, but the one before it {self.num_classes}.")
         self.num_classes = classes
+        self._has_image_store |= isinstance(dataset, VotesImages)
         if self.image_transform is None and holds_pixels(dataset):
+            if processing_class is None:
+                raise VotesError("Images need an image_transform, or an image processor as processing_class.")
             self.image_transform = ImageTransform(
                 mean=tuple(processing_class.image_mean), std=tuple(processing_class.image_std)
             )
         return dataset
 
-    def _gather_arrays(self, array: np.ndarray) -> list[np.ndarray]:
-        return gather_object([array])
+    def _check_classes(self, model: nn.Module) -> None:
+        if self.num_classes is not None:
+            check_model_classes(model, self.num_classes)
+
+    def call_model_init(self, trial=None) -> nn.Module:
+        model = super().call_model_init(trial)
+        self._check_classes(model)
+        return model
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = self._prepare(eval_dataset, self.processing_class, "eval")
+        return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset):
+        return super().get_test_dataloader(self._prepare(test_dataset, self.processing_class, "test"))
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
@@ -148,7 +176,7 @@ class VotesTrainer(Trainer):
 
     def _get_collator_with_removed_columns(self, data_collator, description=None):
         # The stock wrapper goes through a batch row by row, and an image store hands over whole batches.
-        if isinstance(self.train_dataset, VotesImages) or isinstance(self.eval_dataset, VotesImages):
+        if self._has_image_store:
             return data_collator
         return super()._get_collator_with_removed_columns(data_collator, description)
 
@@ -166,14 +194,18 @@ class VotesTrainer(Trainer):
         inputs = {key: value for key, value in inputs.items() if key not in VOTE_COLUMNS}
         train, epoch = model.training, self.delivery_epoch
         if self.image_transform is not None and "pixel_values" in inputs:
-            inputs["pixel_values"] = self.image_transform(
+            pixels = self.image_transform(
                 inputs["pixel_values"], example_id, epoch, self.args.seed, train=train and self.args.augment
             )
+            # The weights are not float32 under bf16_full_eval or DeepSpeed.
+            inputs["pixel_values"] = pixels.to(next(model.parameters()).dtype)
         if train:
             target = self.delivery(votes, example_id, epoch)
             self.ledger.record(epoch, example_id, target)
             if self.delivery.name == "mixup":
-                inputs, target = self._mixup(model, inputs, target, votes.shape[-1], example_id, epoch)
+                pairs = mixup_pairs(example_id, epoch, self.delivery.seed, self.args.mixup_alpha)
+                inputs = mix_inputs(inputs, *pairs, self.accelerator.unwrap_model(model))
+                target = mix_targets(target, votes.shape[-1], *pairs)
         else:
             target = distribution(votes)
         outputs = model(**inputs)
@@ -185,29 +217,6 @@ class VotesTrainer(Trainer):
             )
         loss = F.cross_entropy(logits.float(), target)
         return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
-
-    def _mixup(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        target: Tensor,
-        num_classes: int,
-        example_id: Tensor,
-        epoch: int,
-    ) -> tuple[dict[str, Any], Tensor]:
-        """Mix each example of the batch with another: pixels, or the embeddings of texts."""
-        partner, share = mixup_pairs(example_id, epoch, self.delivery.seed, self.args.mixup_alpha)
-        inputs = dict(inputs)
-        if "pixel_values" in inputs:
-            inputs["pixel_values"] = mix(inputs["pixel_values"], partner, share)
-        elif "input_ids" in inputs:
-            embed = self.accelerator.unwrap_model(model).get_input_embeddings()
-            inputs["inputs_embeds"] = mix(embed(inputs.pop("input_ids")), partner, share)
-            if "attention_mask" in inputs:
-                inputs["attention_mask"] = torch.maximum(inputs["attention_mask"], inputs["attention_mask"][partner])
-        else:
-            raise VotesError(f"mixup needs pixel_values or input_ids, not: {', '.join(inputs)}.")
-        return inputs, mix_targets(target, num_classes, partner, share)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         if "gold_label" not in inputs and "example_id" in inputs:
@@ -229,6 +238,8 @@ class VotesTrainer(Trainer):
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         score = output.metrics.get(f"{metric_key_prefix}_soft_nll")
         if score is not None:
+            if not np.isfinite(score):
+                raise NonFiniteLossError(f"The predictions are not finite: {metric_key_prefix}_soft_nll is {score}.")
             # The stock eval_loss is a mean of batch means, wrong when batches are ragged; this is the same quantity
             # from the gathered predictions, exact on any number of processes.
             output.metrics[f"{metric_key_prefix}_loss"] = score
@@ -247,21 +258,23 @@ class VotesTrainer(Trainer):
 
     def _stream_settings(self) -> dict[str, Any]:
         """What the label stream and the order of the examples depend on."""
-        args = self.args
+        args, votes, delivery = self.args, votes_and_ids(self.train_dataset), asdict(self.delivery)
+        delivery["delivery"], delivery["delivery_seed"] = delivery.pop("name"), delivery.pop("seed")
         return {
             "world_size": args.world_size,
             "per_device_train_batch_size": args.per_device_train_batch_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "seed": args.seed,
             "data_seed": args.data_seed,
-            "delivery": self.delivery.name,
-            "delivery_seed": self.delivery.seed,
-            "resample_every": self.delivery.resample_every,
+            **delivery,
+            "mixup_alpha": args.mixup_alpha if self.delivery.name == "mixup" else None,
             "train_examples": None if self.streams else len(self.train_dataset),
+            "train_votes": None if votes is None else votes_fingerprint(*votes),
         }
 
     def _save_checkpoint(self, model, trial):
-        self._refuse_non_finite(self._tr_loss.item())
+        # Summed over the processes, so that all of them stop and none is left waiting for the others.
+        self._refuse_non_finite(self.accelerator.reduce(self._tr_loss.clone(), "sum").item())
         run_dir = self._get_output_dir(trial)
         checkpoint = Path(run_dir) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -276,7 +289,8 @@ class VotesTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             step = self.state.global_step - self.epoch_start
-            write_manifest(checkpoint, self._stream_settings(), {"epoch": self.delivery_epoch, "step": step})
+            progress = {"epoch": self.delivery_epoch, "step": step}
+            write_manifest(checkpoint, self._stream_settings(), progress, not self.args.save_only_model)
             rotate_checkpoints(
                 output_dir=run_dir,
                 save_total_limit=limit,
@@ -298,7 +312,10 @@ class VotesTrainer(Trainer):
             resume_from_checkpoint = last_whole_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise VotesError(f"{self.args.output_dir} has no whole checkpoint to resume from.")
-        self.ledger = Ledger(self._gather_arrays)
+        name, self.delivery = self.delivery.name, self.args.make_delivery()
+        if self.delivery.name != name:
+            raise VotesError(f"The trainer was made for {name!r}: make another one for {self.delivery.name!r}.")
+        self.ledger = Ledger(lambda array: gather_object([array]))
         self.delivery_epoch, self.resumed_steps = -1 if self.streams else 0, 0
         if resume_from_checkpoint:
             checkpoint = Path(resume_from_checkpoint)
@@ -312,7 +329,9 @@ class VotesTrainer(Trainer):
                 progress = read_manifest(checkpoint)["progress"]
                 self.delivery_epoch, self.resumed_steps = progress["epoch"] - 1, progress["step"]
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
-        return super().train(resume_from_checkpoint=path, **kwargs)
+        output = super().train(resume_from_checkpoint=path, **kwargs)
+        self._refuse_non_finite(output.training_loss)
+        return output
 
 
 def _logits(outputs: Any) -> Tensor:
@@ -375,6 +394,6 @@ class LabelSmoothingTrainer(VotesTrainer):
 
 
 class MixupTrainer(VotesTrainer):
-    """Mixup of inputs and targets."""
+    """Mixup of inputs and targets: pixels, or the embeddings of texts (for encoders)."""
 
     delivery_name = "mixup"

@@ -34,7 +34,7 @@ def test_a_manifest_lists_every_file_with_its_size(tmp_path):
     folder = checkpoint(tmp_path / "checkpoint-1")
     manifest = json.loads((folder / MANIFEST_NAME).read_text())
     files = {"inner/state.json": 2, "model.safetensors": 100}
-    assert manifest == {"settings": SETTINGS, "progress": {"epoch": 0, "step": 0}, "files": files}
+    assert manifest == {"settings": SETTINGS, "progress": {"epoch": 0, "step": 0}, "resumable": True, "files": files}
     assert flaw(folder) is None
     # Written again it does not list itself.
     write_manifest(folder, SETTINGS, {"epoch": 0, "step": 0})

@@ -384,3 +384,16 @@ def test_keys_are_listed(capsys):
     out = capsys.readouterr().out
     assert "  delivery (default: None) How votes are delivered to the loss.\n" in out
     assert "  learning_rate (default: 5e-05)" in out
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater"), [("eval_a_soft_nll", False), ("eval_b_kl", False), ("eval_a_f1", True)]
+)
+def test_metrics_of_one_of_several_eval_sets_keep_their_sense(tmp_path, metric, greater):
+    assert SoftLabelConfig(str(tmp_path), metric_for_best_model=metric).greater_is_better is greater
+
+
+@pytest.mark.parametrize("options", [{"label_names": ["votes"]}, {"prediction_loss_only": True}])
+def test_settings_that_would_break_the_scores_are_refused(tmp_path, options):
+    with pytest.raises(VotesError, match=next(iter(options))):
+        SoftLabelConfig(str(tmp_path), **options)

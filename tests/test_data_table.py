@@ -338,3 +338,8 @@ def test_several_streamed_files_need_ids(tmp_path):
     stream = load_table(folder, streaming=True, label_columns=["a", "b"], example_id="uid")["train"]
     assert [row["example_id"] for row in stream] == [0, 1, 2, 3]
     assert dense_votes(load_table(folder, label_columns=["a", "b"])["train"]).tolist() == [[1, 0], [2, 1]] * 2
+
+
+def test_a_misspelt_option_names_the_nearest_one(tmp_path):
+    with pytest.raises(VotesError, match="Did you mean 'label_columns'"):
+        load_votes(str(tmp_path / "x/y.csv"), label_colums=["a", "b"])

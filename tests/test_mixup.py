@@ -9,12 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta, ks_2samp, kstest
 
-from hf_softlabel.delivery import (
-    Delivery,
-    mix,
-    mix_targets,
-    mixup_pairs,
-)
+from hf_softlabel.delivery import Delivery
+from hf_softlabel.mixup import mix, mix_targets, mixup_pairs
 
 VOTE_ROWS = st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(lambda row: sum(row) > 0)
 

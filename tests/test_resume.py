@@ -147,6 +147,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_resume(half):
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps: 1 then, 2 now"),
         ({"delivery": "sls"}, "delivery: 'multipass' then, 'sls' now"),
         ({"delivery_seed": 5}, "delivery_seed: 0 then, 5 now"),
+        ({"train": DATA["train"].select(range(47)).add_item(DATA["eval"][0])}, "train_votes: "),
     ],
 )
 def test_another_batch_size_or_delivery_is_refused_unless_it_is_allowed(half, options, message):
@@ -155,6 +156,14 @@ def test_another_batch_size_or_delivery_is_refused_unless_it_is_allowed(half, op
     allowed = make(half, allow_changed_resume=True, **options)
     allowed.train(resume_from_checkpoint=True)
     assert allowed.state.global_step > 9
+
+
+def test_a_checkpoint_of_the_model_alone_cannot_be_resumed(tmp_path):
+    make(tmp_path, stop=4, save_only_model=True).train()
+    with pytest.raises(VotesError, match="holds only the model"):
+        make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    with pytest.raises(VotesError, match="no whole checkpoint"):
+        make(tmp_path).train(resume_from_checkpoint=True)
 
 
 def test_another_world_size_is_refused(half):
@@ -169,7 +178,7 @@ def test_another_world_size_is_refused(half):
 def test_older_checkpoints_go_only_when_the_new_one_is_whole(tmp_path, monkeypatch):
     import hf_softlabel.trainer as module
 
-    def killed(checkpoint, settings, progress):
+    def killed(*args):
         raise KeyboardInterrupt
 
     trainer = make(tmp_path / "run", save_total_limit=1, stop=4)

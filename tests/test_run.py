@@ -124,6 +124,34 @@ def test_overwrite_starts_anew_but_never_in_a_folder_that_is_not_a_run(tmp_path,
     assert (precious / "chapter1.tex").exists()
 
 
+def test_overwrite_spares_other_peoples_files_and_a_run_whose_successor_cannot_start(run, tmp_path, capsys):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "config.yaml").write_text("database: postgres\n")
+    (project / "main.py").write_text("print()\n")
+    assert train(TEXT, project, "--overwrite") == 2
+    assert "no config.yaml of ours" in error_of(capsys)
+    assert (project / "main.py").exists() and (project / "config.yaml").exists()
+
+    out = Path(shutil.copytree(run, tmp_path / "text"))
+    (out / "notes.txt").write_text("mine")
+    assert train(TEXT, out, "--overwrite", "--model", str(tmp_path / "nothing")) == 2
+    assert (out / "DONE").exists() and (out / "metrics.json").exists()
+    assert train(TEXT, out, "--overwrite", "--num_train_epochs", "1") == 0
+    assert (out / "notes.txt").read_text() == "mine"
+    assert len((out / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_history_cut_off_in_the_middle_of_a_line_does_not_stop_a_resume(run, tmp_path):
+    out = Path(shutil.copytree(run, tmp_path / "text"))
+    for name in ("DONE", "metrics.json"):
+        (out / name).unlink()
+    with (out / "history.jsonl").open("a") as file:
+        file.write('{"step": 4, "soft')
+    assert train(TEXT, out) == 0
+    assert (out / "history.jsonl").read_text() == (run / "history.jsonl").read_text()
+
+
 def test_a_vision_run_reloads_with_the_auto_class_and_the_pipeline_agrees(tmp_path):
     from transformers import pipeline
 
@@ -182,6 +210,27 @@ def test_a_table_of_ones_own_is_trained_from_a_recipe(tmp_path):
     assert model.config.id2label == {0: "bad", 1: "so", 2: "good"}
 
 
+def test_a_table_is_part_of_the_run_that_it_was_used_in(tmp_path, capsys):
+    def table(name: str, first: int) -> None:
+        rows = [f"the room was great,{first},{i % 3}" for i in range(20)]
+        (tmp_path / name).write_text("\n".join(["text,a,b", *rows]) + "\n")
+
+    def again(name: str) -> int:
+        words = ["--dataset", "table", "--sources", tmp_path / name, "--label_columns", "a", "b", "--train_size", "16"]
+        return train(recipe, tmp_path / "out", *words)
+
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: synthetic-bert\ndelivery: multipass\nsave_strategy: 'no'\n")
+    table("one.csv", 3)
+    table("two.csv", 5)
+    assert again("one.csv") == 0 and again("one.csv") == 0
+    assert again("two.csv") == 2
+    assert "(different: sources)" in error_of(capsys)
+    table("one.csv", 4)
+    assert again("one.csv") == 2
+    assert "on other votes" in error_of(capsys)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -194,6 +243,9 @@ def test_a_table_of_ones_own_is_trained_from_a_recipe(tmp_path):
         (["--train_size", "5000"], "train_size=5000"),
         (["--delivery", "multipasss"], "invalid choice: 'multipasss'"),
         (["--streaming"], "set max_steps"),
+        (["--max_length", "500"], "takes 64 tokens"),
+        (["--output_dir", "{tmp}/bad.csv"], "is a file"),
+        (["--output_dir", "{tmp}/bad.csv/below"], "Not a directory"),
         (["--learning_rat", "1"], "Did you mean 'learning_rate'"),
         (["--dataset", "table", "--sources", "{tmp}/bad.csv", "--label_columns", "a", "b"], "negative in 1 row"),
         (["--dataset", "table", "--sources", "{tmp}/p.csv", "--label_columns", "a", "b"], "needed, but"),
@@ -214,13 +266,28 @@ def test_bad_input_is_one_clear_line_exit_code_2_and_no_directory(tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
-def test_a_diverged_run_is_never_taken_for_a_whole_one(tmp_path, capsys):
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_diverged_run_is_never_taken_for_a_whole_one(tmp_path, capsys, watched):
     out = tmp_path / "out"
     options = ["--optim", "sgd", "--learning_rate", "1e30", "--max_grad_norm", "0"]
+    if not watched:
+        options += ["--logging_strategy", "no", "--save_strategy", "no", "--eval_strategy", "no"]
+        options += ["--load_best_model_at_end", "false"]
     assert train(TEXT, out, *options) == 2
     assert "training loss is" in error_of(capsys)
     assert not (out / "DONE").exists() and not (out / "metrics.json").exists()
     assert not list(out.glob("checkpoint-*/manifest.json"))
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130(tmp_path, capsys, monkeypatch):
+    import hf_softlabel.run as module
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run_recipe", interrupted)
+    assert train(TEXT, tmp_path / "out") == 130
+    assert "interrupted. The same command goes on" in capsys.readouterr().err
 
 
 def test_the_command_ends_with_code_2_and_no_traceback(tmp_path):

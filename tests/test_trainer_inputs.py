@@ -11,6 +11,7 @@ from trainers import batch_of, config, expected_digest, text_trainer
 from transformers import BertConfig, BertForMultipleChoice, default_data_collator
 
 from hf_softlabel import VotesError, VotesTrainer, load_model, split_votes
+from hf_softlabel.data.images import VotesImages
 from hf_softlabel.data.synthetic import TEXTURES, TONES, synthetic_tokenizer
 from hf_softlabel.data.votes import votes_features
 from hf_softlabel.delivery import DELIVERIES, Delivery
@@ -260,3 +261,73 @@ def test_what_needs_a_pass_over_the_data_is_refused_for_a_stream(tmp_path, texts
         )
     with pytest.raises(VotesError, match="set max_steps"):
         VotesTrainer(model=model, args=config(tmp_path), train_dataset=stream, processing_class=tokenizer)
+
+
+def test_raw_texts_and_images_can_be_given_to_evaluate_and_predict(tmp_path, texts, images):
+    trainer = text_trainer(tmp_path, {"train": texts["train"], "eval": None})
+    assert trainer.evaluate(texts["eval"])["eval_soft_nll"] > 0
+    assert trainer.predict(texts["eval"]).predictions.shape == (12, 3)
+    model = build_resnet(TEXTURES, width=0.125, image_size=16, seed=0)
+    alone = VotesTrainer(model=model, args=config(tmp_path), processing_class=image_processor(16))
+    assert alone.predict(images["eval"]).predictions.shape == (8, 4)
+
+
+def test_several_eval_sets_of_images_can_be_scored(tmp_path, images):
+    model = build_resnet(TEXTURES, width=0.125, image_size=16, seed=0)
+    both = {"a": images["eval"], "b": images["train"]}
+    trainer = VotesTrainer(model=model, args=config(tmp_path), eval_dataset=both, processing_class=image_processor(16))
+    scores = trainer.evaluate()
+    assert scores["eval_a_soft_nll"] != scores["eval_b_soft_nll"]
+
+
+def test_images_are_given_in_the_type_of_the_weights(tmp_path, images):
+    trainer = VotesTrainer(
+        model=build_resnet(TEXTURES, width=0.125, image_size=16, seed=0),
+        args=config(tmp_path, bf16_full_eval=True, use_cpu=True),
+        eval_dataset=images["eval"],
+        processing_class=image_processor(16),
+    )
+    assert np.isfinite(trainer.evaluate()["eval_soft_nll"])
+
+
+def test_a_model_that_is_made_by_model_init_gets_its_choices_and_its_class_check(tmp_path):
+    tokenizer = synthetic_tokenizer()
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    small = BertConfig(vocab_size=len(tokenizer), **size)
+    trainer = VotesTrainer(
+        model_init=lambda: BertForMultipleChoice(small),
+        args=config(tmp_path, num_train_epochs=1),
+        train_dataset=two_choice_data(),
+        processing_class=tokenizer,
+    )
+    assert trainer.train().global_step == 3
+    with pytest.raises(VotesError, match="2 classes, but the model has 3 labels"):
+        VotesTrainer(
+            model_init=lambda: load_model("synthetic-bert", TONES, task="text")[0],
+            args=config(tmp_path),
+            train_dataset=two_choice_data(),
+            processing_class=tokenizer,
+        )
+
+
+def test_torch_data_sets_and_image_stores_that_cannot_be_used_are_refused(tmp_path, images):
+    class NoVotes(Rows):
+        def __getitem__(self, i):
+            return {"x": torch.ones(4), "example_id": i}
+
+    for rows, message in ((Rows([]), "is empty"), (NoVotes([1]), "have no `votes`, only: x, example_id")):
+        with pytest.raises(VotesError, match=message):
+            VotesTrainer(model=Linear(), args=config(tmp_path), train_dataset=rows)
+    store = VotesImages.from_dataset(images["train"])
+    with pytest.raises(VotesError, match="need an image_transform"):
+        VotesTrainer(model=Linear(), args=config(tmp_path), train_dataset=store)
+
+
+def test_the_delivery_follows_the_seed_but_cannot_be_exchanged_afterwards(tmp_path, texts):
+    trainer = text_trainer(tmp_path, texts, delivery="sls", num_train_epochs=1)
+    trainer.args.seed = 5
+    trainer.train()
+    assert trainer.ledger.digest() == expected_digest(texts["train"], Delivery("sls", seed=5), 1)
+    trainer.args.delivery = "soft"
+    with pytest.raises(VotesError, match="was made for 'sls'"):
+        trainer.train()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,33 +46,36 @@ def load_votes(
         case "cifar10h":
             from .cifar10h import load_cifar10h
 
-            _refuse(name, subset=subset)
-            return load_cifar10h(sources, revision, streaming, **options)
+            _refuse(name, subset=subset, **options)
+            return load_cifar10h(sources, revision, streaming)
         case "chaosnli":
             from .chaosnli import load_chaosnli
 
-            _refuse(name, revision=revision)
-            return _train(load_chaosnli(subset, sources, **options), streaming)
+            _refuse(name, revision=revision, **options)
+            return _train(load_chaosnli(subset, sources), streaming)
         case "popquorn":
             from .popquorn import load_popquorn
 
-            _refuse(name, revision=revision)
-            return _train(load_popquorn(subset, sources, **options), streaming)
+            _refuse(name, revision=revision, **options)
+            return _train(load_popquorn(subset, sources), streaming)
         case "synthetic":
             from .synthetic import load_synthetic
 
             _refuse(name, revision=revision, sources=sources)
+            _known(load_synthetic, options)
             return _train(load_synthetic(subset, **options), streaming)
         case "table":
             from .table import load_table
 
             if sources is None:
                 raise VotesError("For a table `sources` is its path or its id on the Hub: it is missing.")
+            _known(load_table, options)
             return load_table(sources, subset, revision=revision, streaming=streaming, **options)
         case _ if "/" in name or Path(name).exists():
             from .table import load_table
 
             _refuse(name, sources=sources)
+            _known(load_table, options)
             return load_table(name, subset, revision=revision, streaming=streaming, **options)
     near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0)[0]
     raise VotesError(
@@ -85,6 +90,15 @@ def _train(dataset: Dataset, streaming: bool) -> DatasetDict | IterableDatasetDi
     if streaming:
         return IterableDatasetDict(train=dataset.to_iterable_dataset())
     return DatasetDict(train=dataset)
+
+
+def _known(function: Callable, options: dict[str, Any]) -> None:
+    """Refuse an option that a loader does not have, with the nearest that it has."""
+    names = [name for name in inspect.signature(function).parameters if name != "subset"]
+    for option in options:
+        if option not in names:
+            near = difflib.get_close_matches(option, names, n=1, cutoff=0)[0]
+            raise VotesError(f"There is no option {option!r}. Did you mean {near!r}?")
 
 
 def _refuse(data_set: str, **arguments: Any) -> None:

@@ -21,6 +21,7 @@ _KNOWN: tuple[tuple[TextTask, tuple[str, ...]], ...] = (
     ("choice", CHOICE_COLUMNS),
 )
 _KEPT = ("votes", "example_id", "label")
+DEFAULT_MAX_LENGTH = 512
 
 
 def _text_columns(column_names: Sequence[str]) -> tuple[TextTask, tuple[str, ...]]:
@@ -54,7 +55,7 @@ def tokenize_votes(
         dataset: rows by the votes contract, in memory or streaming, with `premise` and `hypothesis`; `text` and
             perhaps `text_pair`; or `obs1`, `obs2`, `hyp1` and `hyp2`, of which choice i becomes the pair
             (obs1, hyp_i + " " + obs2) and `input_ids` a list of two lists.
-        max_length: longer inputs are cut; by default at what the model takes, but at 512 at most.
+        max_length: longer inputs are cut; by default at the tokenizer's `model_max_length`, but at 512 at most.
         text_columns: one name or two, for other columns.
     """
     if dataset.features is None:
@@ -70,7 +71,7 @@ def tokenize_votes(
             )
         task = "single" if len(columns) == 1 else "pair"
     if max_length is None:
-        max_length = min(tokenizer.model_max_length, 512)
+        max_length = min(tokenizer.model_max_length, DEFAULT_MAX_LENGTH)
     options = {"truncation": True, "max_length": max_length}
     # Which columns there are depends on the tokenizer: RoBERTa's makes no token_type_ids.
     produced = list(tokenizer(*["a"] * (1 if task == "single" else 2), **options))

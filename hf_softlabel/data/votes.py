@@ -43,8 +43,10 @@ def is_sparse(features: Features) -> bool:
 def class_names(dataset: Dataset | StreamingDataset) -> list[str]:
     """The classes' names, in the order of the votes."""
     features = dataset.features
-    if features is None or "votes" not in features:
-        raise VotesError(f"There is no column `votes` among: {', '.join(features or [])}.")
+    if features is None:
+        raise VotesError("The stream does not know its columns: give it features with dataset.cast(features).")
+    if "votes" not in features:
+        raise VotesError(f"There is no column `votes` among: {', '.join(features)}.")
     if isinstance(features.get("label"), ClassLabel):
         return list(features["label"].names)
     if is_sparse(features):
@@ -118,6 +120,8 @@ def check_votes(votes: np.ndarray, num_classes: int | None = None) -> None:
     """Raise [`VotesError`] unless (N, C) `votes` are counts or distributions."""
     if votes.ndim != 2 or (num_classes is not None and votes.shape[1] != num_classes):
         raise VotesError(f"`votes` has the shape {votes.shape}; (examples, {num_classes or 'classes'}) was expected.")
+    if votes.shape[1] < 2:
+        raise VotesError("Votes on a single class say nothing: at least two classes are needed.")
     if votes.dtype.kind == "f":
         _refuse(~np.isfinite(votes).all(1), "not a number or infinite", "remove these rows or mend their votes")
     _refuse((votes < 0).any(1), "negative", "votes are counts or probabilities")
@@ -271,6 +275,14 @@ def subsample_votes(dataset: Dataset, k: int, seed: int, without_replacement: bo
     """The data set with `k` votes per example, drawn from its votes; see [`subsampled_votes`]."""
     ids = np.asarray(dataset.with_format("numpy")["example_id"][:])
     return with_votes(dataset, subsampled_votes(dense_votes(dataset), ids, k, seed, without_replacement))
+
+
+def votes_fingerprint(votes: np.ndarray, example_id: np.ndarray) -> str:
+    """16 hexadecimal digits of (N, C) votes and their ids, whatever the order of the rows."""
+    steps = torch.from_numpy(votes if votes.dtype.kind != "f" else (votes * 2**20).round().astype(np.int64))
+    rows = hash64("vote", torch.arange(votes.shape[1]), steps).sum(-1)
+    total = hash64("row", torch.from_numpy(np.array(example_id, np.int64)), rows).sum().item()
+    return f"{total & ((1 << 64) - 1):016x}"
 
 
 def with_votes(dataset: Dataset, votes: np.ndarray) -> Dataset:

@@ -22,11 +22,17 @@ CHUNK = 2**18
 
 def chunks(predictions: Any, votes: Any, from_logits: bool = False) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """(rows, q, p) over chunks of rows: the model's and the annotators' distributions as float64."""
-    for rows, q, p in _raw_chunks(predictions, votes):
-        yield rows, np.exp(log_model(q, True)) if from_logits else _array(q), human(p)
+    for rows, q, p in row_chunks(predictions, votes):
+        yield rows, model(q, from_logits), human(p)
 
 
-def _raw_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]:
+def model(predictions: Any, from_logits: bool = False) -> np.ndarray:
+    """Predictions (N, C) -> float64 probabilities (N, C)."""
+    return np.exp(log_model(predictions, from_logits)) if from_logits else _array(predictions)
+
+
+def row_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]:
+    """(rows, predictions, votes) over chunks of rows, as they were given; arrays that do not fit are refused."""
     predictions, votes = (x if hasattr(x, "shape") else np.asarray(x) for x in (predictions, votes))
     for values in (predictions, votes):
         if values.ndim != 2:
@@ -125,7 +131,7 @@ def rank_cs(predictions: Any, votes: Any, from_logits: bool = False, per_example
     `argsort`, thus by the order of the columns.)
     """
     # Logits are ranked as they are: softmax would tie those that underflow.
-    parts = [_same_ranking(_array(q), human(p)) for _, q, p in _raw_chunks(predictions, votes)]
+    parts = [_same_ranking(_array(q), human(p)) for _, q, p in row_chunks(predictions, votes)]
     values = np.concatenate(parts) if parts else np.empty(0)
     return values if per_example else mean_of(values)
 
