@@ -18,7 +18,6 @@ from hf_softlabel.delivery import (
     Delivery,
     distribution,
     majority_label,
-    mixup_pairs,
     multipass_label,
     posterior_predictive,
     sample_label,
@@ -28,6 +27,7 @@ from hf_softlabel.delivery import (
     vote_at,
 )
 from hf_softlabel.hashing import hash64
+from hf_softlabel.mixup import mixup_pairs
 
 VOTE_ROWS = st.lists(st.integers(0, 9), min_size=2, max_size=6).filter(lambda row: sum(row) > 0)
 
