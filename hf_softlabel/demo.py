@@ -224,5 +224,5 @@ def _figure(out: Path, examples: int = 4) -> Any:
     axes[1, 0].set_ylabel("probability")
     axes[3, 0].set_ylabel("probability")
     figure.suptitle("Held-out examples on which people disagree most: their votes, and four models")
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(colours))
+    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(colours))
     return figure
