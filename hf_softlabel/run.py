@@ -69,6 +69,8 @@ def load_splits(config: DataConfig, seed: int) -> tuple[Any, Any]:
         streaming=config.streaming,
         **{key: value for key, value in options.items() if value is not None},
     )
+    if "train" not in data:
+        raise VotesError(f"There is no split 'train' among: {', '.join(data)}.")
     split_seed = seed if config.split_seed is None else config.split_seed
     if config.eval_split is not None:
         if config.eval_split not in data:
