@@ -292,6 +292,12 @@ def test_what_is_undefined_is_nan():
         assert math.isnan(calibrated_ece(binary([0.7]), np.array([[0.4, 0.6]])))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "error:divide by zero")
+def test_an_example_without_votes_makes_the_score_nan():
+    for score in (equal_mass_ece, smooth_ece, calibrated_ece):
+        assert math.isnan(score(binary([0.7, 0.6]), np.array([[0, 0], [2, 1]])))
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("votes", [[[3, 1]], [[1, 0]]])
 def test_one_example(votes):

@@ -152,9 +152,7 @@ def smooth_ece(predictions: Any, votes: Any, from_logits: bool = False, target: 
     residual = outcome - confidence
     if not len(confidence) or np.isnan(residual).any():
         return float("nan")
-    cosines = dct(_residuals_on_grid(confidence.clip(0, 1), residual), type=1)
-    if smoothed_error(cosines, 0.0) == 0:
-        return 0.0
+    cosines = dct(_residuals_on_grid(confidence, residual), type=1)
     # No residual is larger than 1: at s = 0 the error is above s, at s = 2 below.
     return float(brentq(lambda s: smoothed_error(cosines, s) - s, 0.0, 2.0, xtol=1e-10))
 
