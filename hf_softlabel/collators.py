@@ -53,8 +53,9 @@ class VotesCollator:
 
     def __call__(self, features: list[dict[str, Any]] | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if isinstance(features, Mapping):
-            # An image store hands over a whole batch at once, checked when it was made.
-            return dict(features)
+            # An image store hands over a whole batch at once, checked when it was made. One of the user's own need
+            # not know of gold labels.
+            return {"gold_label": torch.full_like(features["example_id"], -1), **features}
         missing = [name for name in ("votes", "example_id") if name not in features[0]]
         if missing:
             raise VotesError(f"The rows have no {' and '.join(missing)}, only: {', '.join(features[0])}.")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate.utils import gather_object
@@ -170,10 +169,6 @@ class VotesTrainer(Trainer):
     def get_test_dataloader(self, test_dataset):
         return super().get_test_dataloader(self._prepare(test_dataset, self.processing_class, "test"))
 
-    def _set_signature_columns_if_needed(self):
-        super()._set_signature_columns_if_needed()
-        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *VOTE_COLUMNS]))
-
     def _get_collator_with_removed_columns(self, data_collator, description=None):
         # The stock wrapper goes through a batch row by row, and an image store hands over whole batches.
         if self._has_image_store:
@@ -217,12 +212,6 @@ class VotesTrainer(Trainer):
             )
         loss = F.cross_entropy(logits.float(), target)
         return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        if "gold_label" not in inputs and "example_id" in inputs:
-            # A collator of the user's own need not know of gold labels.
-            inputs = {**inputs, "gold_label": torch.full_like(inputs["example_id"], -1)}
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def _score(self, prediction: EvalPrediction) -> dict[str, float]:
         votes, _, gold_label = prediction.label_ids

@@ -116,8 +116,9 @@ def test_a_batch_that_is_made_already_passes_through():
     made = {"pixel_values": torch.zeros(2, 3), "votes": torch.ones(2, 2), "example_id": torch.arange(2)}
     batch = VotesCollator(2)(made)
     assert batch is not made
-    assert list(batch) == list(made)
     assert all(batch[key] is made[key] for key in made)
+    assert set(batch) - set(made) == {"gold_label"} and batch["gold_label"].tolist() == [-1, -1]
+    assert VotesCollator(2)({**made, "gold_label": torch.tensor([1, 0])})["gold_label"].tolist() == [1, 0]
 
 
 def test_texts_are_padded_beside_their_votes(tokenizer):
