@@ -215,7 +215,7 @@ class VotesTrainer(Trainer):
 
     def _score(self, prediction: EvalPrediction) -> dict[str, float]:
         votes, _, gold_label = prediction.label_ids
-        scores = score_votes(prediction.predictions, votes, gold_label)
+        scores = score_votes(prediction.predictions, votes, gold_label, from_logits=True)
         return {**scores, **(self._user_metrics(prediction) if self._user_metrics is not None else {})}
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):

@@ -17,8 +17,8 @@ from sklearn.isotonic import IsotonicRegression
 
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.metrics import calibration, soft_brier
+from hf_softlabel.metrics.brier import brier_decomposition
 from hf_softlabel.metrics.calibration import (
-    brier_decomposition,
     calibrated_ece,
     confidence_and_target,
     equal_mass_bins,
@@ -116,7 +116,7 @@ def test_smooth_ece_is_its_definition(seed):
         found = smooth_ece(logits, people, True, target)
         # Since the error falls with the bandwidth, only one bandwidth is its own error.
         assert found == pytest.approx(direct_smoothed_error(c, outcome - c, found), abs=1e-5)
-        cosines = dct(calibration._residuals_on_grid(c, outcome - c), type=1)
+        cosines = dct(calibration._on_grid(c, outcome - c), type=1)
         for s in (0.01, 0.05, 0.3, 1.0):
             expected = direct_smoothed_error(c, outcome - c, s)
             assert calibration.smoothed_error(cosines, s) == pytest.approx(expected, abs=1e-5)
@@ -125,7 +125,7 @@ def test_smooth_ece_is_its_definition(seed):
 def test_smooth_ece_smooths_across_the_boundary():
     # At the very ends of [0, 1] half of a plain Gaussian would be lost.
     c, residual = np.array([0.0, 1.0]), np.array([0.4, -0.2])
-    cosines = dct(calibration._residuals_on_grid(c, residual), type=1)
+    cosines = dct(calibration._on_grid(c, residual), type=1)
     for s in (0.02, 0.2):
         assert calibration.smoothed_error(cosines, s) == pytest.approx(direct_smoothed_error(c, residual, s), abs=1e-5)
     assert calibration.smoothed_error(cosines, 0.02) == pytest.approx(0.3, abs=1e-5)
@@ -250,8 +250,9 @@ def test_brier_decomposition_by_hand():
 @settings(max_examples=30, deadline=None)
 def test_brier_decomposition_is_scikit_learns_isotonic_regression(seed):
     logits, votes, _ = case(seed)
-    # Probabilities of one decimal, not summing up to 1, tie often; scikit-learn takes their mean too.
-    for q in (softmax(logits, axis=1), softmax(logits, axis=1).round(1)):
+    # Shares of ten tie often; scikit-learn takes their mean too.
+    tenths = np.random.default_rng(seed).multinomial(10, np.full(4, 0.25), len(votes)) / 10
+    for q in (softmax(logits, axis=1), tenths):
         p = votes / 10
         fitted = np.stack([IsotonicRegression().fit(q[:, k], p[:, k]).predict(q[:, k]) for k in range(4)], 1)
         score, best, mean = (np.square(x - p).sum(1).mean() for x in (q, fitted, p.mean(0)))
@@ -269,9 +270,9 @@ def test_recalibration_moves_miscalibration_only():
     own = brier_decomposition(votes / 10, votes)
     assert own["miscalibration"] == pytest.approx(0, abs=1e-15)
     assert own["discrimination"] == pytest.approx(own["uncertainty"], abs=1e-15)
-    # Powers keep the ranking within a class, down to probabilities of 1e-40.
-    q = softmax(logits, axis=1)
-    before, after = brier_decomposition(q, votes), brier_decomposition(q**8, votes)
+    # Of two classes, a temperature keeps the ranking within each.
+    logits, votes = logits[:, :2], votes[:, :2] + 1
+    before, after = (brier_decomposition(x, votes, from_logits=True) for x in (logits, 3 * logits))
     assert after["discrimination"] == pytest.approx(before["discrimination"], abs=1e-14)
     assert after["uncertainty"] == before["uncertainty"]
     assert after["miscalibration"] > before["miscalibration"]

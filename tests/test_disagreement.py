@@ -16,7 +16,7 @@ from scipy.special import softmax
 
 from hf_softlabel import load_votes
 from hf_softlabel.data.errors import VotesError
-from hf_softlabel.metrics import disagreement, kl_to_annotators
+from hf_softlabel.metrics import arrays, kl_to_annotators
 from hf_softlabel.metrics.disagreement import dist_ce, ent_ce, js_distance, manhattan, rank_cs, tvd, wasserstein
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -211,9 +211,9 @@ def test_arrays_that_do_not_fit_are_refused(score):
 def test_chunks_of_rows_do_not_change_the_scores(score, monkeypatch):
     logits, votes = case(9, n=23)
     expected = score(logits, votes, from_logits=True, per_example=True)
-    monkeypatch.setattr(disagreement, "CHUNK", 20)
+    monkeypatch.setattr(arrays, "CHUNK", 20)
     assert score(logits, votes, from_logits=True, per_example=True).tolist() == expected.tolist()
-    monkeypatch.setattr(disagreement, "CHUNK", 1)
+    monkeypatch.setattr(arrays, "CHUNK", 1)
     assert score(logits, votes, from_logits=True, per_example=True) == pytest.approx(expected, abs=1e-14)
 
 

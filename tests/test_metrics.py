@@ -15,6 +15,7 @@ from sklearn.metrics import log_loss
 
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.metrics import (
+    UndefinedScoreWarning,
     accuracy,
     entropy,
     entropy_correlation,
@@ -25,6 +26,7 @@ from hf_softlabel.metrics import (
     soft_nll,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::hf_softlabel.metrics.UndefinedScoreWarning")
 SEEDS = st.integers(0, 2**32 - 1)
 CLASS_SCORES = (soft_nll, kl_to_annotators, soft_brier, entropy_correlation)
 
@@ -46,8 +48,10 @@ def test_scores_by_hand():
     # (1/16 + 1/16 + 1/16 + 1/16) / 2.
     assert soft_brier(q, votes) == pytest.approx(0.125, abs=1e-15)
     assert entropy(votes) == pytest.approx([2 * human, 0], abs=1e-15)
-    assert accuracy(q, [0, 1]) == 1.0
-    assert accuracy(q, [1, 1]) == 0.5
+    # Both classes of the first row are on top: half of each is right.
+    assert accuracy(q, [0, 1]) == accuracy(q, [1, 1]) == 0.75
+    assert accuracy(q, [0, 0]) == 0.25
+    assert accuracy(q, [1, 1], per_example=True).tolist() == [0.5, 1.0]
 
 
 @given(SEEDS)
@@ -108,7 +112,8 @@ def test_extreme_logits_give_finite_scores():
     assert soft_nll(logits, votes, from_logits=True) == pytest.approx(0.5 * 0.5 * 2e4)
     assert kl_to_annotators(logits, votes, from_logits=True) == pytest.approx((1e4 - math.log(2)) / 2)
     assert soft_brier(logits, votes, from_logits=True) == pytest.approx(0.25)
-    scores = score_votes(logits, votes)
+    with pytest.warns(UndefinedScoreWarning):
+        scores = score_votes(logits, votes, from_logits=True)
     assert scores["soft_nll"] == pytest.approx(5000) and math.isnan(scores["entropy_correlation"])
 
 
@@ -150,15 +155,20 @@ def test_entropy_correlation_by_hand():
     assert entropy_correlation(q, votes[::-1]) == pytest.approx(-0.8)
 
 
-@pytest.mark.filterwarnings("error")
-def test_entropy_correlation_is_nan_where_an_entropy_is_constant():
+def test_an_undefined_entropy_correlation_is_nan_and_says_why():
     logits, votes = case(5)
-    assert math.isnan(entropy_correlation(np.zeros_like(logits), votes, from_logits=True))
+    with pytest.warns(UndefinedScoreWarning, match="the predictions have the same entropy in all examples"):
+        assert math.isnan(entropy_correlation(np.zeros_like(logits), votes, from_logits=True))
     # The same distribution in another order of classes has another last bit, but no other entropy.
     rolled = np.stack([np.roll([1, 2, 3, 4], i) for i in range(20)])
-    assert math.isnan(entropy_correlation(logits, rolled, from_logits=True))
+    with pytest.warns(UndefinedScoreWarning, match="the votes have the same entropy in all examples"):
+        assert math.isnan(entropy_correlation(logits, rolled, from_logits=True))
     for n in (0, 1):
-        assert math.isnan(entropy_correlation(logits[:n], votes[:n], from_logits=True))
+        with pytest.warns(UndefinedScoreWarning, match="needs two examples"):
+            assert math.isnan(entropy_correlation(logits[:n], votes[:n], from_logits=True))
+    logits[3, 1] = np.nan
+    with pytest.warns(UndefinedScoreWarning, match="not numbers"):
+        assert math.isnan(entropy_correlation(logits, votes, from_logits=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -168,7 +178,7 @@ def test_torch_tensors_score_as_their_numpy_arrays(dtype):
     array, counts = tensor.double().numpy(), torch.from_numpy(votes)
     for score in CLASS_SCORES:
         assert score(tensor.requires_grad_(), counts, from_logits=True) == score(array, votes, from_logits=True)
-    assert score_votes(tensor, counts, counts.argmax(1)) == score_votes(array, votes, votes.argmax(1))
+    assert score_votes(tensor, counts, counts.argmax(1), True) == score_votes(array, votes, votes.argmax(1), True)
     assert references(counts) == references(votes)
     assert accuracy(tensor, counts.argmax(1)) == accuracy(array, votes.argmax(1))
 
@@ -176,29 +186,19 @@ def test_torch_tensors_score_as_their_numpy_arrays(dtype):
 def test_score_votes_takes_gold_labels_only_when_every_row_has_one():
     logits = np.array([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 0.0]])
     votes = np.array([[3, 1], [1, 3], [1, 3], [30, 10]])
-    assert score_votes(logits, votes)["accuracy"] == 0.75
-    with_gold = score_votes(logits, votes, np.array([1, 0, 1, 0]))
+    assert score_votes(logits, votes, from_logits=True)["accuracy"] == 0.75
+    with_gold = score_votes(logits, votes, np.array([1, 0, 1, 0]), from_logits=True)
     assert with_gold["accuracy"] == 0.25
     assert with_gold["accuracy_majority"] == 0.75
-    assert score_votes(logits, votes, np.array([1, 0, 1, -1]))["accuracy"] == 0.75
-    assert score_votes(logits, votes, np.array([-1] * 4))["accuracy"] == 0.75
-
-
-def test_score_votes_holds_each_score_from_logits():
-    logits, votes = case(7)
-    scores = score_votes(logits, votes)
-    assert list(scores) == ["soft_nll", "kl", "soft_brier", "accuracy_majority", "entropy_correlation", "accuracy"]
-    q = softmax(logits, axis=1)
-    for key, score in zip(["soft_nll", "kl", "soft_brier", "entropy_correlation"], CLASS_SCORES, strict=True):
-        assert scores[key] == pytest.approx(score(q, votes), abs=1e-12)
-    assert all(type(value) is float for value in scores.values())
+    assert score_votes(logits, votes, np.array([1, 0, 1, -1]), True)["accuracy"] == 0.75
+    assert score_votes(logits, votes, np.array([-1] * 4), True)["accuracy"] == 0.75
 
 
 def test_any_of_the_tied_classes_is_the_majority():
     votes = np.array([[2, 2, 1]] * 3)
     logits = np.eye(3)
-    assert score_votes(logits, votes)["accuracy_majority"] == pytest.approx(2 / 3)
-    assert score_votes(logits[[1]], votes[[1]])["accuracy"] == 1.0
+    assert score_votes(logits, votes, from_logits=True)["accuracy_majority"] == pytest.approx(2 / 3)
+    assert score_votes(logits[[1]], votes[[1]], from_logits=True)["accuracy"] == 1.0
 
 
 def test_references_by_hand():

@@ -68,7 +68,7 @@ def test_scores_can_be_rebuilt_from_the_predictions_and_the_model(run):
     metrics = json.loads((run / "metrics.json").read_text())
     table = pq.read_table(run / "predictions.parquet").to_pydict()
     logits, votes = np.array(table["logits"]), np.array(table["votes"])
-    assert metrics["soft_nll"] == pytest.approx(score_votes(logits, votes)["soft_nll"], rel=1e-6)
+    assert metrics["soft_nll"] == pytest.approx(score_votes(logits, votes, from_logits=True)["soft_nll"], rel=1e-6)
     truth = load_synthetic("text")
     assert (np.array(truth["votes"][:])[table["example_id"]] == votes).all()
 

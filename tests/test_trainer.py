@@ -85,7 +85,7 @@ def test_evaluation_scores_the_whole_votes_whatever_the_delivery(tmp_path, texts
     rows = [order[i] for i in ids]
     assert (votes == dense_votes(texts["eval"])[rows]).all()
     assert (gold == np.array(texts["eval"]["label"][:])[rows]).all()
-    scores = score_votes(prediction.predictions, votes, gold)
+    scores = score_votes(prediction.predictions, votes, gold, True)
     for key, value in scores.items():
         assert prediction.metrics[f"eval_{key}"] == pytest.approx(value)
 

@@ -1,7 +1,7 @@
 """Scores of predicted distributions against annotators' votes: pure functions on arrays."""
 
+from .brier import brier_decomposition
 from .calibration import (
-    brier_decomposition,
     calibrated_ece,
     confidence_and_target,
     equal_mass_bins,
@@ -11,17 +11,22 @@ from .calibration import (
 from .disagreement import dist_ce, ent_ce, js_distance, manhattan, rank_cs, tvd, wasserstein
 from .reference import references
 from .scoring import (
+    UndefinedScoreWarning,
     accuracy,
+    accuracy_majority,
     entropy,
     entropy_correlation,
     kl_to_annotators,
-    score_votes,
     soft_brier,
     soft_nll,
 )
+from .summary import VoteScores, score_votes
 
 __all__ = [
+    "UndefinedScoreWarning",
+    "VoteScores",
     "accuracy",
+    "accuracy_majority",
     "brier_decomposition",
     "calibrated_ece",
     "confidence_and_target",

@@ -1,4 +1,4 @@
-"""Calibration of the predicted class, and the Brier score's parts. p is human, q is the model.
+"""Calibration of the predicted class. p is human, q is the model.
 
 The confidence c of an example is max_k q_k. What it is to be compared with is chosen by `target`:
 - `annotators`: votes (N, C), the annotators' mass on the predicted class;
@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 from scipy.fft import dct, idct
-from scipy.optimize import brentq, isotonic_regression
+from scipy.optimize import brentq
 
 from ..data.errors import VotesError
-from .disagreement import chunks, model, row_chunks
-from .scoring import human
+from .arrays import human, model, row_chunks
+from .scoring import UndefinedScoreWarning, top_weights
 
 BINS = 15
 # Points of the grid on [0, 1] for smooth ECE: its step is far below any bandwidth that N rows can resolve.
 GRID = 2**15
+COARSE_GRID = 2**11
 
 
 def confidence_and_target(
@@ -40,11 +41,7 @@ def confidence_and_target(
     for rows, raw, people in row_chunks(predictions, votes):
         q = model(raw, from_logits)
         p = labels[rows, None] == np.arange(shape[1]) if target == "hard" else human(people)
-        confidence[rows] = q.max(-1)
-        top = q == q.max(-1, keepdims=True)
-        # A NaN equals no maximum, and leaves no class to take the mean over.
-        with np.errstate(invalid="ignore"):
-            outcome[rows] = np.where(top, p, 0).sum(-1) / top.sum(-1)
+        confidence[rows], outcome[rows] = q.max(-1), (top_weights(q) * p).sum(-1)
     return confidence, outcome
 
 
@@ -64,18 +61,58 @@ def _labels(labels: Any, shape: tuple[int, ...]) -> np.ndarray:
     return labels
 
 
+class Confidences:
+    """Confidences (N,), sorted once: the ECEs of any resample follow from its weights (N,) without sorting.
+
+    A weight is how many copies of an example the resample has; by default one.
+    """
+
+    def __init__(self, confidence: np.ndarray):
+        self.values = confidence
+        # Rounding keeps confidences that are equal but for their last bit together.
+        self.groups, self.place = np.unique(confidence.round(12), return_inverse=True)
+        self.defined = bool(len(confidence)) and not np.isnan(confidence).any()
+
+    def bins(self, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
+        """The bin, 0 to bins - 1, of each group of equal confidences: edges at the quantiles."""
+        mass = np.bincount(self.place, weights, minlength=len(self.groups))
+        above = np.cumsum(mass)
+        n = int(round(above[-1])) if len(above) else 0
+        # The group of the (n b / bins)-th smallest confidence, counted from 0, is the first of bin b.
+        first = np.searchsorted(above, np.arange(1, bins) * n // bins, side="right")
+        return np.searchsorted(first, np.arange(len(self.groups)), side="right")
+
+    def equal_mass_ece(self, target: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> float:
+        residual = self._residual(target, weights)
+        if residual is None:
+            return float("nan")
+        gaps = np.bincount(self.bins(bins, weights)[self.place], residual)
+        return float(np.abs(gaps).sum() / (len(residual) if weights is None else weights.sum()))
+
+    def smooth_ece(self, target: np.ndarray, weights: np.ndarray | None = None) -> float:
+        residual = self._residual(target, weights)
+        if residual is None:
+            return float("nan")
+        cosines = dct(_on_grid(self.values, residual), type=1)
+        if weights is not None:
+            cosines *= len(weights) / weights.sum()
+        return _own_bandwidth(cosines)
+
+    def _residual(self, target: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        """Weighted target - confidence (N,); None where no score is defined."""
+        if not self.defined or np.isnan(target).any():
+            return None
+        residual = target - self.values
+        return residual if weights is None else residual * weights
+
+
 def equal_mass_bins(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
     """The bin (N,), 0 to bins - 1, of each confidence: edges at the quantiles, so that bins hold the same mass.
 
     Equal confidences share a bin, whatever the order of rows; bins are then uneven, or empty.
     """
-    # Rounding keeps confidences that are equal but for their last bit together.
-    rounded = confidence.round(12)
-    n = len(rounded)
-    if n == 0:
-        return np.empty(0, np.int64)
-    edges = np.sort(rounded)[np.arange(1, bins) * n // bins]
-    return np.searchsorted(edges, rounded, side="right")
+    confidences = Confidences(confidence)
+    return confidences.bins(bins)[confidences.place]
 
 
 def equal_mass_ece(
@@ -86,10 +123,7 @@ def equal_mass_ece(
     It is biased upwards: compare it with `calibrated_ece`, its value for a calibrated model.
     """
     confidence, outcome = confidence_and_target(predictions, votes, from_logits, target)
-    if not len(confidence):
-        return float("nan")
-    gaps = np.bincount(equal_mass_bins(confidence, bins), outcome - confidence)
-    return float(np.abs(gaps).sum() / len(confidence))
+    return Confidences(confidence).equal_mass_ece(outcome, bins)
 
 
 def calibrated_ece(
@@ -112,9 +146,8 @@ def calibrated_ece(
     n = len(confidence)
     m = np.ones(n, np.int64) if target == "hard" else _vote_numbers(votes)
     if m is None:
-        warnings.warn(
-            "calibrated_ece is NaN: it needs the counts of votes, and these are distributions.", stacklevel=2
-        )
+        reason = "calibrated_ece is NaN: it needs the counts of votes, and these are distributions."
+        warnings.warn(UndefinedScoreWarning(reason), stacklevel=2)
     if m is None or not n or np.isnan(outcome).any():
         return float("nan")
     c = confidence.clip(0, 1)
@@ -149,28 +182,41 @@ def smooth_ece(predictions: Any, votes: Any, from_logits: bool = False, target: 
     and 1. It falls as s grows, so that there is exactly one such s.
     """
     confidence, outcome = confidence_and_target(predictions, votes, from_logits, target)
-    residual = outcome - confidence
-    if not len(confidence) or np.isnan(residual).any():
-        return float("nan")
-    cosines = dct(_residuals_on_grid(confidence, residual), type=1)
-    # No residual is larger than 1: at s = 0 the error is above s, at s = 2 below.
-    return float(brentq(lambda s: smoothed_error(cosines, s) - s, 0.0, 2.0, xtol=1e-10))
+    return Confidences(confidence).smooth_ece(outcome)
 
 
-def _residuals_on_grid(confidence: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """The density (GRID + 1,) of residuals / N per grid step, each shared by the two nearest points."""
+def _on_grid(confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The density (GRID + 1,) of weights (N,) / N per grid step, each shared by the two nearest points."""
     position = confidence * GRID
     left = np.minimum(position.astype(np.int64), GRID - 1)
-    share = (position - left) * residual
-    mass = np.bincount(left, residual - share, minlength=GRID + 1)
+    share = (position - left) * weight
+    mass = np.bincount(left, weight - share, minlength=GRID + 1)
     mass[1:] += np.bincount(left, share, minlength=GRID)
     # The two boundary points own half a step.
     mass[[0, -1]] *= 2
     return mass / len(confidence)
 
 
+def _own_bandwidth(cosines: np.ndarray) -> float:
+    """The s at which `smoothed_error` is s itself, to 1e-10."""
+    # No residual is larger than 1: at s = 0 the error is above s, at s = 2 below. A coarse grid, 20 times as fast,
+    # finds the place and the slope; then a step or two on the fine grid are enough.
+    few = cosines[: COARSE_GRID + 1]
+    s = brentq(lambda s: smoothed_error(few, s) - s, 0.0, 2.0, xtol=1e-8)
+    slope = (smoothed_error(few, s * 1.001) - smoothed_error(few, s)) / (s * 0.001) - 1 if s else -1.0
+    for _ in range(5):
+        step = (smoothed_error(cosines, s) - s) / slope
+        s -= step
+        if abs(step) < 1e-10:
+            return float(s)
+        if s < 0:
+            break
+    # Bandwidths that the coarse grid does not resolve.
+    return float(brentq(lambda s: smoothed_error(cosines, s) - s, 0.0, 2.0, xtol=1e-10))
+
+
 def smoothed_error(cosines: np.ndarray, bandwidth: float) -> float:
-    """smECE at a fixed bandwidth, from the cosine transform of the residuals.
+    """smECE at a fixed bandwidth, from the cosine transform of the residuals, or from the first of its numbers.
 
     A Gaussian reflected at both ends of [0, 1] is diagonal in cosines: it shrinks the k-th by exp(-(pi k s)^2 / 2).
     """
@@ -179,43 +225,21 @@ def smoothed_error(cosines: np.ndarray, bandwidth: float) -> float:
     return float(density.sum() - (density[0] + density[-1]) / 2)
 
 
-def brier_decomposition(predictions: Any, votes: Any, from_logits: bool = False) -> dict[str, float]:
-    """The soft Brier score's CORP parts (Dimitriadis et al. 2021), summed over classes.
+def smooth_reliability(
+    confidence: np.ndarray, target: np.ndarray, bandwidth: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The curve of a smooth reliability diagram, from confidences and targets (N,) of `confidence_and_target`.
 
-    Each class's q_k is recalibrated by isotonic regression of the annotators' p_k on it:
-    - `miscalibration`: the score less that of the recalibrated predictions (reliability);
-    - `discrimination`: by how much these are better than always predicting the mean of p (resolution);
-    - `uncertainty`: the score of that mean.
-    soft Brier = miscalibration - discrimination + uncertainty, and no part is negative. Binned decompositions leave a
-    remainder. NaN of no examples.
+    Returns:
+        Arrays (GRID + 1,): points on [0, 1], the mean target at each by the kernel of `smooth_ece` (NaN where there is
+        no mass), and the density of confidences, which integrates to 1. `smooth_ece` is the bandwidth to use.
     """
-    shape = tuple(np.shape(predictions))
-    q, p = np.empty(shape[::-1]), np.empty(shape[::-1])  # a class per row: columns are read one after another
-    for rows, q_rows, p_rows in chunks(predictions, votes, from_logits):
-        q[:, rows], p[:, rows] = q_rows.T, p_rows.T
-    parts = dict.fromkeys(("miscalibration", "discrimination", "uncertainty"), 0.0)
-    if not shape[0] or np.isnan(q).any() or np.isnan(p).any():
-        return dict.fromkeys(parts, float("nan"))
-    for q_k, p_k in zip(q, p, strict=True):
-        recalibrated, mean = _isotonic(q_k, p_k), p_k.mean()
-        score, best, constant = (np.square(x - p_k).mean() for x in (q_k, recalibrated, mean))
-        parts["miscalibration"] += float(score - best)
-        parts["discrimination"] += float(constant - best)
-        parts["uncertainty"] += float(constant)
-    return parts
-
-
-def _isotonic(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The non-decreasing function of x that is nearest to y, at every x."""
-    # Equal x must get one value. Rounding keeps those together that differ in the last bits; of the logarithm, so that
-    # tiny probabilities keep their ranks.
-    with np.errstate(divide="ignore"):
-        log_x = np.log(x).round(12)
-    order = log_x.argsort()
-    ranked = log_x[order]
-    starts = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
-    counts = np.diff(np.append(starts, len(x)))
-    means = np.add.reduceat(y[order], starts) / counts
-    fitted = np.empty_like(y)
-    fitted[order] = np.repeat(isotonic_regression(means, weights=counts).x, counts)
-    return fitted
+    shrink = np.exp(-np.square(np.pi * bandwidth * np.arange(GRID + 1)) / 2)
+    density, mass = (
+        idct(dct(_on_grid(confidence, weight), type=1) * shrink, type=1) * GRID
+        for weight in (np.ones_like(confidence), target)
+    )
+    # The transforms leave about 1e-13 of the largest density where there is none.
+    some_mass = density > 1e-9 * density.max(initial=0)
+    mean = np.divide(mass, density, out=np.full_like(density, np.nan), where=some_mass)
+    return np.linspace(0, 1, GRID + 1), mean, density

@@ -7,51 +7,14 @@ predictions or votes of an example makes its score NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from scipy.special import xlog1py
 
-from ..data.errors import VotesError
-from .scoring import _array, entropy, human, log_model
-
-# Numbers per chunk of rows: temporary arrays stay at 2 MB each, in the cache, whatever N and C are.
-CHUNK = 2**18
-
-
-def chunks(predictions: Any, votes: Any, from_logits: bool = False) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """(rows, q, p) over chunks of rows: the model's and the annotators' distributions as float64."""
-    for rows, q, p in row_chunks(predictions, votes):
-        yield rows, model(q, from_logits), human(p)
-
-
-def model(predictions: Any, from_logits: bool = False) -> np.ndarray:
-    """Predictions (N, C) -> float64 probabilities (N, C)."""
-    return np.exp(log_model(predictions, from_logits)) if from_logits else _array(predictions)
-
-
-def row_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]:
-    """(rows, predictions, votes) over chunks of rows, as they were given; arrays that do not fit are refused."""
-    predictions, votes = (x if hasattr(x, "shape") else np.asarray(x) for x in (predictions, votes))
-    for values in (predictions, votes):
-        if values.ndim != 2:
-            _array(values)  # refuses it
-    if predictions.shape != votes.shape:
-        raise VotesError(
-            f"Predictions {tuple(predictions.shape)} and votes {tuple(votes.shape)} must have one shape: "
-            "a row per example and a column per class, in the same order."
-        )
-    n, classes = predictions.shape
-    step = max(1, CHUNK // max(1, classes))
-    for start in range(0, n, step):
-        rows = slice(start, start + step)
-        yield rows, predictions[rows], votes[rows]
-
-
-def mean_of(values: np.ndarray) -> float:
-    """The mean as a float; NaN, without numpy's warning, when there are none."""
-    return float(values.mean()) if len(values) else float("nan")
+from .arrays import array, chunks, human, mean_of, row_chunks
+from .scoring import entropy
 
 
 def _score(
@@ -70,10 +33,11 @@ def js_distance(
     predictions: Any, votes: Any, from_logits: bool = False, per_example: bool = False
 ) -> float | np.ndarray:
     """ChaosNLI's JSD: the square root of the Jensen-Shannon divergence, natural log; from 0 to sqrt(log 2)."""
-    return _score(_js, predictions, votes, from_logits, per_example)
+    return _score(js, predictions, votes, from_logits, per_example)
 
 
-def _js(q: np.ndarray, p: np.ndarray) -> np.ndarray:
+def js(q: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """The JS distance (N,) of distributions (N, C)."""
     # With d = (p - q) / (p + q) each class gives (p + q) / 4 * ((1 + d) log(1 + d) + (1 - d) log(1 - d)), which is
     # exact near 0. As a difference of entropies it would round to 1e-16, and the distance of q = p to 1e-8.
     total = p + q
@@ -131,12 +95,13 @@ def rank_cs(predictions: Any, votes: Any, from_logits: bool = False, per_example
     `argsort`, thus by the order of the columns.)
     """
     # Logits are ranked as they are: softmax would tie those that underflow.
-    parts = [_same_ranking(_array(q), human(p)) for _, q, p in row_chunks(predictions, votes)]
+    parts = [same_ranking(array(q), human(p)) for _, q, p in row_chunks(predictions, votes)]
     values = np.concatenate(parts) if parts else np.empty(0)
     return values if per_example else mean_of(values)
 
 
-def _same_ranking(q: np.ndarray, p: np.ndarray) -> np.ndarray:
+def same_ranking(q: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """1 where q ranks the classes as p does, else 0: (N, C) -> (N,)."""
     order = q.argsort(-1)
     ranked_q, ranked_p = np.take_along_axis(q, order, -1), np.take_along_axis(p, order, -1)
     tied, above = ranked_p[:, 1:] == ranked_p[:, :-1], ranked_p[:, 1:] > ranked_p[:, :-1]

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .scoring import entropy, human, kl_to_annotators, soft_brier, soft_nll
+from .arrays import human
+from .scoring import entropy, kl_to_annotators, soft_brier, soft_nll
 
 
 def references(votes: Any, train_votes: Any = None) -> dict[str, dict[str, float]]:

@@ -1,41 +1,24 @@
 """Proper scoring rules and agreement with annotators. Natural logarithms; p is human, q is the model.
 
 Every function is called as `f(predictions, votes)`: predictions (N, C) are probabilities, or logits with
-`from_logits=True`; votes (N, C) are counts or distributions. numpy arrays or torch tensors in, float out.
+`from_logits=True`; votes (N, C) are counts or distributions. numpy arrays or torch tensors in, float out; with
+`per_example=True` the array (N,) that it is the mean of. Of no examples the mean is NaN.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax, xlogy
-from scipy.stats import spearmanr
+from scipy.special import xlogy
 
-from ..data.errors import VotesError
-
-
-def human(votes: Any) -> np.ndarray:
-    """Counts or distributions (N, C) -> float64 distributions (N, C)."""
-    p = _array(votes)
-    return p / p.sum(-1, keepdims=True)
+from .arrays import array, human, log_model, mean_of, row_chunks
 
 
-def log_model(predictions: Any, from_logits: bool = False) -> np.ndarray:
-    """Predictions (N, C) -> float64 log probabilities (N, C); a zero probability gives -inf."""
-    q = _array(predictions)
-    if from_logits:
-        return log_softmax(q, axis=-1)
-    with np.errstate(divide="ignore"):
-        return np.log(q)
-
-
-def _array(values: Any) -> np.ndarray:
-    if not isinstance(values, np.ndarray):
-        values = values.detach().cpu().double().numpy() if hasattr(values, "detach") else np.asarray(values)
-    if values.ndim != 2:
-        raise VotesError(f"An array of shape (examples, classes) is needed, not {values.shape}.")
-    return values.astype(np.float64, copy=False)
+class UndefinedScoreWarning(UserWarning):
+    """A score is NaN, and why."""
 
 
 def entropy(distributions: Any) -> np.ndarray:
@@ -44,59 +27,117 @@ def entropy(distributions: Any) -> np.ndarray:
     return -xlogy(p, p).sum(-1)
 
 
-def _cross_entropy(p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+def cross_entropy(p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """-sum_k p_k log q_k of each row: (N, C) -> (N,)."""
     # 0 * log 0 = 0: only classes that somebody voted for count.
-    return -np.where(p > 0, p * np.where(p > 0, log_q, 0.0), 0.0).sum(-1)
+    return -np.multiply(p, log_q, out=np.zeros_like(p), where=p != 0).sum(-1)
 
 
-def soft_nll(predictions: Any, votes: Any, from_logits: bool = False) -> float:
+def _score(
+    rule: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    predictions: Any,
+    votes: Any,
+    from_logits: bool,
+    per_example: bool,
+) -> float | np.ndarray:
+    """A rule(p, log q) of distributions, in chunks of rows."""
+    parts = [rule(human(people), log_model(raw, from_logits)) for _, raw, people in row_chunks(predictions, votes)]
+    values = np.concatenate(parts) if parts else np.empty(0)
+    return values if per_example else mean_of(values)
+
+
+def soft_nll(predictions: Any, votes: Any, from_logits: bool = False, per_example: bool = False) -> float | np.ndarray:
     """mean_i -sum_k p_ik log q_ik, the papers' primary metric."""
-    return float(_cross_entropy(human(votes), log_model(predictions, from_logits)).mean())
+    return _score(cross_entropy, predictions, votes, from_logits, per_example)
 
 
-def kl_to_annotators(predictions: Any, votes: Any, from_logits: bool = False) -> float:
+def kl_to_annotators(
+    predictions: Any, votes: Any, from_logits: bool = False, per_example: bool = False
+) -> float | np.ndarray:
     """mean KL(p || q) = soft NLL - H(p)."""
-    return soft_nll(predictions, votes, from_logits) - float(entropy(votes).mean())
+    return _score(_kl, predictions, votes, from_logits, per_example)
 
 
-def soft_brier(predictions: Any, votes: Any, from_logits: bool = False) -> float:
+def _kl(p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    # Rounding leaves -1e-16 where q = p.
+    return np.maximum(cross_entropy(p, log_q) + xlogy(p, p).sum(-1), 0)
+
+
+def soft_brier(
+    predictions: Any, votes: Any, from_logits: bool = False, per_example: bool = False
+) -> float | np.ndarray:
     """mean_i sum_k (q_ik - p_ik)^2."""
-    q = np.exp(log_model(predictions, from_logits))
-    return float(np.square(q - human(votes)).sum(-1).mean())
+    return _score(lambda p, log_q: np.square(np.exp(log_q) - p).sum(-1), predictions, votes, from_logits, per_example)
 
 
-def accuracy(predictions: Any, labels: Any) -> float:
-    """The share of rows whose largest prediction is the label; predictions (N, C), labels (N,)."""
-    return float((_array(predictions).argmax(-1) == np.asarray(labels)).mean())
+def accuracy(predictions: Any, labels: Any, per_example: bool = False) -> float | np.ndarray:
+    """The share of rows whose largest prediction is the label; predictions (N, C), labels (N,).
+
+    Where several classes share the largest prediction, the row counts for the share of them that is right: no score
+    depends on the order of the classes.
+    """
+    q = array(predictions)
+    hits = (top_weights(q) * (np.asarray(labels)[:, None] == np.arange(q.shape[1]))).sum(-1)
+    return hits if per_example else mean_of(hits)
+
+
+def accuracy_majority(predictions: Any, votes: Any, per_example: bool = False) -> float | np.ndarray:
+    """The share of rows whose largest prediction is a majority: a class that no other has more votes than."""
+    values = array(votes)
+    hits = (top_weights(array(predictions)) * (values == values.max(-1, keepdims=True))).sum(-1)
+    return hits if per_example else mean_of(hits)
+
+
+def top_weights(q: np.ndarray) -> np.ndarray:
+    """(N, C): 1 on the class with the largest q of each row, shared evenly if there are several; NaN if q has NaNs."""
+    top = q == q.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return top / top.sum(-1, keepdims=True)
 
 
 def entropy_correlation(predictions: Any, votes: Any, from_logits: bool = False) -> float:
-    """Spearman correlation over examples of H(q) with H(p); NaN when either is constant."""
-    model, people = entropy(np.exp(log_model(predictions, from_logits))), entropy(votes)
-    # Rounding keeps distributions that are equal but for their last bit tied.
-    model, people = model.round(12), people.round(12)
-    if len(model) < 2 or np.ptp(model) == 0 or np.ptp(people) == 0:
-        return float("nan")
-    return float(spearmanr(model, people).statistic)
+    """Spearman correlation over examples of H(q) with H(p); NaN, with a warning that says why, if undefined."""
+    pairs = [
+        (cross_entropy(np.exp(log_q), log_q), entropy(people))
+        for log_q, people in (
+            (log_model(raw, from_logits), people) for _, raw, people in row_chunks(predictions, votes)
+        )
+    ]
+    model_entropy, human_entropy = (np.concatenate(x) for x in zip(*pairs, strict=True)) if pairs else ([], [])
+    value, reason = rank_correlation(TiedRanks(model_entropy), TiedRanks(human_entropy))
+    if reason:
+        warnings.warn(UndefinedScoreWarning(f"entropy_correlation is NaN: {reason}."), stacklevel=2)
+    return value
 
 
-def score_votes(logits: Any, votes: Any, gold_label: Any = None) -> dict[str, float]:
-    """The scores logged at every evaluation, from logits (N, C).
+class TiedRanks:
+    """The order of values (N,), found once: their ranks in any resample follow from its weights without sorting."""
 
-    `accuracy` is against the gold label where all rows have one (`gold_label` >= 0), else against the majority.
-    Where several classes share the most votes, any of them counts as the majority.
-    """
-    votes_array = _array(votes)
-    chosen = _array(logits).argmax(-1)
-    majority = votes_array[np.arange(len(chosen)), chosen] == votes_array.max(-1)
-    scores = {
-        "soft_nll": soft_nll(logits, votes, from_logits=True),
-        "kl": kl_to_annotators(logits, votes, from_logits=True),
-        "soft_brier": soft_brier(logits, votes, from_logits=True),
-        "accuracy_majority": float(majority.mean()),
-        "entropy_correlation": entropy_correlation(logits, votes, from_logits=True),
-    }
-    gold = None if gold_label is None else np.asarray(gold_label)
-    known = gold is not None and len(gold) > 0 and bool((gold >= 0).all())
-    scores["accuracy"] = accuracy(logits, gold) if known else scores["accuracy_majority"]
-    return scores
+    def __init__(self, values: Any):
+        # Rounding keeps entropies of distributions that are equal but for their last bit tied.
+        values = np.asarray(values, np.float64).round(12)
+        self.defined = bool(len(values)) and not np.isnan(values).any()
+        self.groups, self.place = np.unique(values, return_inverse=True)
+
+    def ranks(self, weights: np.ndarray) -> np.ndarray:
+        """The mean rank (N,) of each value among so many copies (N,) of each."""
+        mass = np.bincount(self.place, weights, minlength=len(self.groups))
+        return (np.cumsum(mass) - mass / 2)[self.place]
+
+
+def rank_correlation(
+    model: TiedRanks, people: TiedRanks, weights: np.ndarray | None = None
+) -> tuple[float, str | None]:
+    """Spearman's correlation of two entropies (N,), and why it is NaN if it is."""
+    n = len(model.place)
+    weights = np.ones(n) if weights is None else weights
+    if n == 0 or np.count_nonzero(weights) < 2:
+        return float("nan"), "a correlation needs two examples"
+    if not (model.defined and people.defined):
+        return float("nan"), "some predictions or votes are not numbers"
+    x, y = (ranks - np.average(ranks, weights=weights) for ranks in (model.ranks(weights), people.ranks(weights)))
+    for name, ranks in (("predictions", x), ("votes", y)):
+        if not np.any(ranks[weights > 0]):
+            return float("nan"), f"the {name} have the same entropy in all examples"
+    wx = weights * x
+    return float(wx @ y / np.sqrt((wx @ x) * ((weights * y) @ y))), None

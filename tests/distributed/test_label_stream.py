@@ -131,7 +131,7 @@ def test_two_processes_killed_and_resumed_see_the_labels_of_one(one, runs):
     # Gathered scores are exact: 397 held-out examples do not divide by two.
     table = pq.read_table(out / "predictions.parquet").to_pydict()
     assert len(set(table["example_id"])) == len(table["example_id"]) == 397 == metrics["eval_examples"]
-    scores = score_votes(np.array(table["logits"]), np.array(table["votes"]), np.array(table["label"]))
+    scores = score_votes(np.array(table["logits"]), np.array(table["votes"]), np.array(table["label"]), True)
     assert metrics["soft_nll"] == pytest.approx(scores["soft_nll"], rel=1e-6)
 
 

@@ -1,0 +1,95 @@
+"""What every score reads: predictions and votes (N, C), of numpy, torch or lists, as float64 distributions in chunks.
+
+p is human, q is the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from scipy.special import log_softmax
+
+from ..data.errors import VotesError, some
+
+# Numbers per chunk of rows: temporary arrays stay at 2 MB each, in the cache, whatever N and C are.
+CHUNK = 2**18
+# How far from 1 a row of probabilities may sum: what float32 and four printed decimals leave. They are scored as given.
+PROBABILITY_TOLERANCE = 1e-3
+
+
+def array(values: Any) -> np.ndarray:
+    """Values (N, C) -> float64 (N, C); no copy if they are that already."""
+    if not isinstance(values, np.ndarray):
+        values = values.detach().cpu().double().numpy() if hasattr(values, "detach") else np.asarray(values)
+    if values.ndim != 2:
+        raise VotesError(f"An array of shape (examples, classes) is needed, not {values.shape}.")
+    return values.astype(np.float64, copy=False)
+
+
+def human(votes: Any) -> np.ndarray:
+    """Counts or distributions (N, C) -> float64 distributions (N, C); NaN where nobody voted."""
+    p = array(votes)
+    with np.errstate(invalid="ignore"):
+        return p / p.sum(-1, keepdims=True)
+
+
+def log_model(predictions: Any, from_logits: bool = False) -> np.ndarray:
+    """Predictions (N, C) -> float64 log probabilities (N, C); a zero probability gives -inf."""
+    q = array(predictions)
+    if from_logits:
+        return log_softmax(q, axis=-1)
+    check_probabilities(q)
+    with np.errstate(divide="ignore"):
+        return np.log(q)
+
+
+def model(predictions: Any, from_logits: bool = False) -> np.ndarray:
+    """Predictions (N, C) -> float64 probabilities (N, C)."""
+    if from_logits:
+        return np.exp(log_softmax(array(predictions), axis=-1))
+    q = array(predictions)
+    check_probabilities(q)
+    return q
+
+
+def check_probabilities(q: np.ndarray, first_row: int = 0) -> None:
+    """Raise [`VotesError`] unless the rows are probabilities. NaN is left to the scores, which it makes NaN."""
+    wrong = np.flatnonzero((np.abs(q.sum(-1) - 1) > PROBABILITY_TOLERANCE) | (q < 0).any(-1))
+    if len(wrong):
+        row = q[wrong[0]]
+        raise VotesError(
+            f"Predictions must be probabilities, and {len(wrong)} row(s) are not: {some(wrong + first_row)} "
+            f"(the first has a smallest value of {row.min():.4g} and sums to {row.sum():.4g}). "
+            "If they are logits, say from_logits=True; if they are rounded, divide each row by its sum."
+        )
+
+
+def row_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]:
+    """(rows, predictions, votes) over chunks of rows, as they were given; arrays that do not fit are refused."""
+    predictions, votes = (x if hasattr(x, "shape") else np.asarray(x) for x in (predictions, votes))
+    for values in (predictions, votes):
+        if values.ndim != 2:
+            array(values)  # refuses it
+    if predictions.shape != votes.shape:
+        raise VotesError(
+            f"Predictions {tuple(predictions.shape)} and votes {tuple(votes.shape)} must have one shape: "
+            "a row per example and a column per class, in the same order."
+        )
+    n, classes = predictions.shape
+    step = max(1, CHUNK // max(1, classes))
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        yield rows, predictions[rows], votes[rows]
+
+
+def chunks(predictions: Any, votes: Any, from_logits: bool = False) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """(rows, q, p) over chunks of rows: the model's and the annotators' distributions as float64."""
+    for rows, q, p in row_chunks(predictions, votes):
+        yield rows, model(q, from_logits), human(p)
+
+
+def mean_of(values: np.ndarray) -> float:
+    """The mean as a float; NaN, without numpy's warning, when there are none."""
+    return float(values.mean()) if len(values) else float("nan")
