@@ -187,42 +187,31 @@ def _format(rows: list[Row]) -> str:
 
 def _figure(out: Path, examples: int = 4) -> Any:
     """Human and model distributions on the most ambiguous held-out examples of each set (first seed)."""
-    from matplotlib.figure import Figure
+    from .figures.bars import draw_bars
+    from .figures.style import new_figure, styled
+    from .metrics.arrays import human, model
 
-    # The palette of Okabe and Ito (2008), which keeps its contrasts in colour-blind vision.
-    colours = {"annotators": "#000000", "soft": "#0072B2", "sls": "#56B4E9", "multipass": "#009E73"}
-    colours["majority"] = "#D55E00"
-    figure = Figure(figsize=(4 * examples, 7.5), layout="constrained")
-    axes = figure.subplots(4, examples, height_ratios=[0.8, 1, 0.45, 1])
-    for subset, (above, below) in zip(MODELS, (axes[:2], axes[2:]), strict=True):
-        data = load_synthetic(subset)
-        runs = {delivery: _predictions(out, subset, delivery, 0) for delivery in DELIVERIES}
-        votes = runs["soft"]["votes"]
-        # By the truth: the examples with the largest entropy of votes are also those whose votes fell unluckily.
-        truth = np.asarray(data["truth"][:])[runs["soft"]["example_id"]]
-        for column, row in enumerate(np.argsort(-entropy(truth), kind="stable")[:examples]):
-            example = data[int(runs["soft"]["example_id"][row])]
-            above[column].axis("off")
-            if subset == "vision":
-                above[column].imshow(example["image"])
-            else:
-                words = example["text"].split()
-                half = len(words) // 2
-                text = f"{' '.join(words[:half])}\n{' '.join(words[half:])}"
-                above[column].text(0.5, 0.2, text, ha="center", va="center", fontsize=10)
-            bars = {"annotators": votes[row] / votes[row].sum()}
-            for delivery, run in runs.items():
-                shifted = np.exp(run["logits"][row] - run["logits"][row].max())
-                bars[delivery] = shifted / shifted.sum()
-            names = class_names(data)
-            for i, (name, heights) in enumerate(bars.items()):
-                places = np.arange(len(names)) + (i - 2) * 0.16
-                below[column].bar(places, heights, 0.15, color=colours[name], label=name)
-            below[column].set_xticks(range(len(names)), names)
-            below[column].set_ylim(0, 1)
-            below[column].spines[["top", "right"]].set_visible(False)
-    axes[1, 0].set_ylabel("probability")
-    axes[3, 0].set_ylabel("probability")
-    figure.suptitle("Held-out examples on which people disagree most: their votes, and four models")
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(colours))
+    with styled:
+        figure, axes = new_figure(4 * examples, 8, 4, examples, height_ratios=[0.8, 1, 0.45, 1])
+        for subset, (above, below) in zip(MODELS, (axes[:2], axes[2:]), strict=True):
+            data = load_synthetic(subset)
+            runs = {delivery: _predictions(out, subset, delivery, 0) for delivery in DELIVERIES}
+            bars = {"annotators": human(runs["soft"]["votes"])}
+            bars |= {delivery: model(run["logits"], from_logits=True) for delivery, run in runs.items()}
+            # By the truth: the examples with the largest entropy of votes are also those whose votes fell unluckily.
+            truth = np.asarray(data["truth"][:])[runs["soft"]["example_id"]]
+            for column, row in enumerate(np.argsort(-entropy(truth), kind="stable")[:examples]):
+                example = data[int(runs["soft"]["example_id"][row])]
+                above[column].axis("off")
+                if subset == "vision":
+                    above[column].imshow(example["image"])
+                else:
+                    words = example["text"].split()
+                    half = len(words) // 2
+                    text = f"{' '.join(words[:half])}\n{' '.join(words[half:])}"
+                    above[column].text(0.5, 0.2, text, ha="center", va="center")
+                draw_bars(below[column], {name: rows[row] for name, rows in bars.items()}, class_names(data))
+            below[0].set_ylabel("probability")
+        figure.suptitle("Held-out examples on which people disagree most: their votes, and four models")
+        figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(bars))
     return figure
