@@ -194,11 +194,7 @@ def calibration_split(predictions: Any, votes: Any, from_logits: bool) -> tuple[
     """Checked logits, or logarithms of probabilities, and vote distributions: float64 (N, C) each."""
     p = vote_distributions(votes)
     z = array(predictions)
-    if z.shape != p.shape or z.size == 0:
-        raise VotesError(
-            f"Predictions {z.shape} and votes {p.shape} must have one shape: a row for each of at least one example "
-            "and a column per class, in the same order."
-        )
+    check_shapes(z, p)
     _refuse(~np.isfinite(z).all(-1), "Predictions are not finite", "leave these examples out")
     if not from_logits:
         z = log_model(z)
@@ -206,6 +202,15 @@ def calibration_split(predictions: Any, votes: Any, from_logits: bool) -> tuple[
     elif (z >= 0).all() and np.allclose(z.sum(-1), 1, atol=1e-6):
         warnings.warn("These logits look like probabilities: if they are, say from_logits=False.", stacklevel=3)
     return z, p
+
+
+def check_shapes(predictions: np.ndarray, votes: np.ndarray) -> None:
+    """Raise [`VotesError`] unless predictions and votes have one shape (N, C), and at least one example."""
+    if predictions.shape != votes.shape or predictions.size == 0:
+        raise VotesError(
+            f"Predictions {predictions.shape} and votes {votes.shape} must have one shape: a row for each of at least "
+            "one example and a column per class, in the same order."
+        )
 
 
 def vote_distributions(votes: Any) -> np.ndarray:
