@@ -169,9 +169,9 @@ def test_measures_by_hand():
     }
     json.dumps(measured)
     assert VoteCoverage(0.7, 0.6, 10).measure(q[2:], votes[2:])["set_sizes"] == {1: 2, 2: 0, 3: 0}
-    # In floats ten tenths are less than 1, but no vote is left out.
-    tenths = np.full((1, 10), 0.1)
-    assert VoteCoverage(0.7, 0.6, 10).measure(tenths, tenths)["all_covered"] == 1
+    # In floats six sixths are not 1, but no vote is left out.
+    sixths = np.full((1, 6), 1 / 6)
+    assert sixths.sum(-1) != 1 and VoteCoverage(0.7, 0.6, 10).measure(sixths, np.ones((1, 6)))["all_covered"] == 1
     assert np.isnan(VoteCoverage(0.7, 0.6, 10).measure(q[:1], votes[:1])["covered_interval"]).all()
 
 
