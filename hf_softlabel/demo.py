@@ -188,11 +188,11 @@ def _format(rows: list[Row]) -> str:
 def _figure(out: Path, examples: int = 4) -> Any:
     """Human and model distributions on the most ambiguous held-out examples of each set (first seed)."""
     from .figures.bars import draw_bars
-    from .figures.style import new_figure, styled
+    from .figures.style import legend_below, new_figure, styled
     from .metrics.arrays import human, model
 
     with styled:
-        figure, axes = new_figure(4 * examples, 8, 4, examples, height_ratios=[0.8, 1, 0.45, 1])
+        figure, axes = new_figure(4 * examples, 7.7, 4, examples, height_ratios=[0.8, 1, 0.45, 1])
         for subset, (above, below) in zip(MODELS, (axes[:2], axes[2:]), strict=True):
             data = load_synthetic(subset)
             runs = {delivery: _predictions(out, subset, delivery, 0) for delivery in DELIVERIES}
@@ -213,5 +213,5 @@ def _figure(out: Path, examples: int = 4) -> Any:
                 draw_bars(below[column], {name: rows[row] for name, rows in bars.items()}, class_names(data))
             below[0].set_ylabel("probability")
         figure.suptitle("Held-out examples on which people disagree most: their votes, and four models")
-        figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(bars))
+        legend_below(figure, axes[1, 0].containers)
     return figure

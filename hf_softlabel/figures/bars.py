@@ -15,7 +15,7 @@ from ..data.errors import VotesError
 from ..metrics import entropy, kl_to_annotators
 from ..metrics.arrays import model
 from .sources import read_source, read_votes
-from .style import SMALL, looks, panel_figure, styled
+from .style import SMALL, legend_below, looks, panel_figure, styled
 
 EXAMPLES = 4
 COLUMNS = 4
@@ -59,7 +59,7 @@ def distribution_bars(
         draw_bars(ax, {"annotators": p[row], **{name: values[row] for name, values in q.items()}}, class_names, title)
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel("probability")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(5, 1 + len(q)))
+    legend_below(figure, axes[0].containers)
     return figure
 
 
@@ -87,7 +87,8 @@ def draw_bars(
     lines = [] if title is None else [title]
     if len(names) > 1:
         scores = kl_to_annotators(values[1:], np.repeat(values[:1], len(names) - 1, 0), per_example=True)
-        text = "KL: " + ", ".join(f"{name} {score:.2f}" for name, score in zip(names[1:], scores, strict=True))
+        # Spaces that do not break: a name and its score stay on one line.
+        text = "KL: " + ", ".join(f"{name}\u00a0{score:.2f}" for name, score in zip(names[1:], scores, strict=True))
         lines += textwrap.wrap(text, CHARACTERS)
     ax.set_title("\n".join(lines), fontsize=SMALL)
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..data.errors import VotesError
-from .style import Look, legend_line, looks, panel_figure, styled
+from .style import Look, legend_below, legend_line, looks, panel_figure, styled
 
 # All other scores are errors or distances.
 LARGER_IS_BETTER = ("accuracy", "accuracy_majority", "entropy_correlation", "rank_cs", "discrimination")
@@ -46,7 +46,7 @@ def validation_curves(
         for look, (name, folders) in zip(chosen, groups.items(), strict=True)
     ]
     note = "thin: runs; thick: their mean; mark: the mean's best epoch"
-    figure.legend(handles=handles, title=note, loc="outside lower center", ncols=min(3, len(handles)))
+    legend_below(figure, handles, note)
     return figure
 
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 from ..metrics import entropy, entropy_correlation, equal_mass_bins
 from ..metrics.arrays import human, model
 from .sources import Source, read_source, read_votes
-from .style import FONT, GUIDE, LOOKS, new_figure, panel_figure, styled
+from .style import FONT, GUIDE, LOOKS, SMALL, legend_below, new_figure, panel_figure, styled
 
 # More points than this lie on top of each other: they are counted on a grid of squares. (Hexagons would zigzag where
 # people's entropies are few, as they are with few votes.)
@@ -42,20 +42,22 @@ def entropy_scatter(source: str | Path | Source) -> Figure:
         rho = entropy_correlation(source.predictions, source.votes, source.from_logits)
     most = math.log(np.shape(source.votes)[1])
     crowded = len(people) > POINTS
-    figure, ((ax,),) = new_figure(5.4 if crowded else 4.5, 5)
+    figure, ((ax,),) = new_figure(5.4 if crowded else 4.5, 4.7)
     if crowded:
         # Rounding leaves log C + 1e-16, which no square would hold.
         x, y = (np.minimum(values, most) for values in (people, machine))
         # Without the palest blues, so that a square with one example is seen.
         blues = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.25, 1, 256)))
-        square = ax.hist2d(x, y, SQUARES, [(0, most), (0, most)], cmin=1, norm=LogNorm(), cmap=blues)[-1]
-        figure.colorbar(square, label="examples", shrink=0.8)
+        counts, edges, _ = np.histogram2d(x, y, SQUARES, range=[(0, most)] * 2)
+        shown = np.ma.masked_equal(counts.T, 0)
+        squares = ax.pcolormesh(edges, edges, shown, norm=LogNorm(), cmap=blues)
+        figure.colorbar(squares, label="examples", shrink=0.8).ax.tick_params(labelsize=SMALL)
     else:
         ax.scatter(people, machine, 14, color=LOOKS["soft"].colour, alpha=0.35, linewidth=0)
     ax.plot([0, most], [0, most], color=GUIDE, linewidth=0.8)
     x, quartiles = _medians(people, machine)
     low, middle, high = quartiles
-    ax.errorbar(
+    medians = ax.errorbar(
         x,
         middle,
         yerr=[middle - low, high - middle],
@@ -69,7 +71,7 @@ def entropy_scatter(source: str | Path | Source) -> Figure:
     ax.set(xlabel="entropy of the annotators (nats)", ylabel="entropy of the model (nats)")
     shown = "undefined" if math.isnan(rho) else f"{rho:.3f}"
     ax.set_title(f"{source.name}: Spearman's ρ {shown}, {len(people):,} examples")
-    figure.legend(loc="outside lower center")
+    legend_below(figure, [medians])
     return figure
 
 

@@ -13,9 +13,11 @@ from ..data.errors import VotesError
 from ..metrics import confidence_and_target, equal_mass_bins, equal_mass_ece, smooth_ece
 from ..metrics.calibration import smooth_reliability
 from .sources import Source, read_sources
-from .style import GUIDE, Look, legend_line, looks, new_figure, styled
+from .style import GUIDE, Look, legend_below, legend_line, looks, new_figure, styled
 
 SHARE = {"annotators": "annotators' share of the predicted class", "hard": "accuracy of the predicted class"}
+NOTE_BINNED = "area of marks: examples; bars: normal 95% interval"
+NOTE_SMOOTH = "marks: deciles of the confidences; band: their density"
 # The area, in points squared, of the mark of a bin that holds its equal share.
 MARK = 36
 # The smooth curve is drawn at every 64th point of the kernel's grid: 513 points.
@@ -66,9 +68,7 @@ def reliability_diagram(
         bins: the number of bins; not used if smooth.
     """
     models = read_sources(sources)
-    figure, ((above,), (below,)) = new_figure(
-        5.2, 5.4 + 0.2 * len(models), rows=2, sharex=True, height_ratios=[3.4, 1]
-    )
+    figure, ((above,), (below,)) = new_figure(5.2, 5, rows=2, sharex=True, height_ratios=[3.4, 1])
     above.plot([0, 1], [0, 1], color=GUIDE, linewidth=0.8)
     lowest, handles = 1.0, []
     for source, look in zip(models, looks([source.name for source in models]), strict=True):
@@ -94,12 +94,7 @@ def reliability_diagram(
     below.set_ylim(bottom=0)
     below.set_ylabel("share of\nexamples")
     below.set_xlabel("confidence (largest probability)")
-    note = (
-        "marks: deciles of the confidences; band: their density"
-        if smooth
-        else "area of marks: examples; bars: normal 95% interval"
-    )
-    figure.legend(handles=handles, title=note, loc="outside lower center")
+    legend_below(figure, handles, NOTE_SMOOTH if smooth else NOTE_BINNED)
     return figure
 
 
@@ -110,9 +105,8 @@ def _draw_bins(ax: Axes, marks: Bins, share: float, look: Look) -> None:
     ax.errorbar(marks.confidence, marks.target, half, fmt="none", ecolor=look.colour, elinewidth=1, capsize=2)
     ax.plot(marks.confidence, marks.target, color=look.colour, linestyle=look.line, linewidth=1)
     area = MARK * marks.count / share
-    ax.scatter(
-        marks.confidence, marks.target, area, look.colour, look.marker, edgecolor="white", linewidth=0.5, zorder=3
-    )
+    edge = {"edgecolor": "white", "linewidth": 0.5, "zorder": 3}
+    ax.scatter(marks.confidence, marks.target, area, color=look.colour, marker=look.marker, **edge)
 
 
 def _draw_curve(ax: Axes, confidence: np.ndarray, outcome: np.ndarray, bandwidth: float, look: Look) -> None:

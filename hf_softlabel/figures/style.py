@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import matplotlib.style
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -59,8 +60,8 @@ LOOKS = {
     "sls": Look("#56B4E9", (0, (1, 1)), "^", ".."),
     "multipass": Look("#009E73", (0, (5, 1.5, 1, 1.5)), "D", "\\\\"),
     "majority": Look("#D55E00", (0, (3, 1, 1, 1, 1, 1)), "X", "xx"),
-    "shuffled_sls": Look("#CC79A7", (0, (2, 2)), "v", "--"),
-    "label_smoothing": Look("#E69F00", (0, (9, 2, 2, 2)), "P", "||"),
+    "shuffled_sls": Look("#CC79A7", (0, (2, 2)), "v", "---"),
+    "label_smoothing": Look("#E69F00", (0, (9, 2, 2, 2)), "P", "|||"),
     "mixup": Look("#999999", (0, (4, 3)), "*", "++"),
     "deterministic_control": Look("#009E73", (0, (1, 2.5)), "<", "oo"),
     "posterior_sls": Look("#56B4E9", (0, (9, 3)), ">", "**"),
@@ -98,6 +99,16 @@ def legend_line(look: Look, label: str) -> Line2D:
     return Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, label=label)
 
 
+def legend_below(figure: Figure, handles: Sequence[Artist], title: str | None = None) -> None:
+    """A legend below the panels, in as many columns as its labels leave room for; the figure grows by its height."""
+    # In inches: half an em per character, and 5 for the handle and the gaps.
+    entry = (0.5 * max(len(handle.get_label()) for handle in handles) + 5) * SMALL / 72
+    columns = min(len(handles), max(1, int(figure.get_figwidth() / entry)))
+    rows = -(-len(handles) // columns) + (title is not None)
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows + 0.1)
+    figure.legend(handles=handles, title=title, loc="outside lower center", ncols=columns)
+
+
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, Any]:
     """A figure of so many inches and its axes (rows, columns), without pyplot: no global state and no backend.
 
@@ -119,8 +130,7 @@ def panel_figure(count: int, width: float, height: float, widest: int, **grid: A
         raise VotesError("There is nothing to draw.")
     rows = -(-count // widest)
     columns = -(-count // rows)
-    # The rest is for the legend.
-    figure, axes = new_figure(width * columns, height * rows + 0.5, rows, columns, **grid)
+    figure, axes = new_figure(width * columns, height * rows, rows, columns, **grid)
     for ax in axes.flat[count:]:
         ax.remove()
     for ax in axes.flat[count - columns : count]:
