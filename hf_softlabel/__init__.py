@@ -19,7 +19,8 @@ _PUBLIC = {
     "delivery": ["Delivery"],
     "models": ["build_resnet", "load_model"],
     "run": ["run_recipe"],
-    "trainer": [
+    "trainer": ["VotesTrainer"],
+    "trainers": [
         "DeterministicControlTrainer",
         "LabelSmoothingTrainer",
         "MajorityTrainer",
@@ -29,7 +30,6 @@ _PUBLIC = {
         "SLSTrainer",
         "ShuffledSLSTrainer",
         "SoftLabelTrainer",
-        "VotesTrainer",
     ],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from .delivery import Delivery
     from .models import build_resnet, load_model
     from .run import run_recipe
-    from .trainer import (
+    from .trainer import VotesTrainer
+    from .trainers import (
         DeterministicControlTrainer,
         LabelSmoothingTrainer,
         MajorityTrainer,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
         ShuffledSLSTrainer,
         SLSTrainer,
         SoftLabelTrainer,
-        VotesTrainer,
     )
 
 

@@ -17,10 +17,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from .collators import VOTE_COLUMNS
 from .data.errors import VotesError
 from .delivery import Delivery, DeliveryName
-
-# `TrainingArguments` takes a larger value for better unless a metric's name ends in "loss", which would keep the worst
-# soft NLL as the best checkpoint.
-LOWER_IS_BETTER = ("_soft_nll", "_kl", "_soft_brier")
+from .metrics.summary import LOWER_IS_BETTER
 
 
 @dataclass
@@ -38,6 +35,7 @@ class SoftLabelConfig(TrainingArguments):
         prior_strength: how many votes the uniform prior of `posterior_sls` is worth.
         mixup_alpha: mixup's shares are drawn from Beta(alpha, alpha).
         mixup_targets: what mixup mixes, the majority label or the whole vote distribution.
+        ordinal: the classes are steps of a scale, in their order: evaluations have the Wasserstein distance too.
         augment: random crop and horizontal flip of training images; evaluation only normalises.
         allow_changed_resume: resume although the world size, the batch size or the delivery has changed.
     """
@@ -49,6 +47,7 @@ class SoftLabelConfig(TrainingArguments):
     prior_strength: float = field(default=1.0, metadata={"help": "Votes that posterior_sls's prior is worth."})
     mixup_alpha: float = field(default=0.2, metadata={"help": "Mixup shares are drawn from Beta(alpha, alpha)."})
     mixup_targets: Literal["majority", "soft"] = field(default="majority", metadata={"help": "What mixup mixes."})
+    ordinal: bool = field(default=False, metadata={"help": "Classes are steps of a scale: score by Wasserstein too."})
     augment: bool = field(default=True, metadata={"help": "Random crop and flip of training images."})
     allow_changed_resume: bool = field(
         default=False, metadata={"help": "Resume although world size, batch size or delivery differ."}
@@ -69,8 +68,12 @@ class SoftLabelConfig(TrainingArguments):
         if self.label_names not in (None, list(VOTE_COLUMNS)):
             raise VotesError(f"label_names are {', '.join(VOTE_COLUMNS)} here: leave them out.")
         self.label_names = list(VOTE_COLUMNS)
-        if self.greater_is_better is None and f"_{self.metric_for_best_model}".endswith(LOWER_IS_BETTER):
-            self.greater_is_better = False
+        # `TrainingArguments` takes a larger value for better unless a metric's name ends in "loss", which would keep the
+        # worst soft NLL as the best checkpoint. With several eval sets their names come first.
+        if self.greater_is_better is None:
+            lower = tuple(f"_{name}" for name in LOWER_IS_BETTER)
+            if f"_{self.metric_for_best_model}".endswith(lower):
+                self.greater_is_better = False
         if not torch.accelerator.is_available():
             # torch warns about it at every data loader otherwise.
             self.dataloader_pin_memory = False

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from datasets import Dataset
+from datasets import IterableDataset as StreamingDataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from .callbacks.console import TIMES
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
@@ -28,14 +29,13 @@ from .data.load import load_votes
 from .data.text import text_task, tokenize_votes
 from .data.votes import class_names, dense_votes, split_stream, split_votes, subsample_votes, votes_fingerprint
 from .metrics import references
+from .metrics.arrays import human
 from .models import load_model
 from .preparation import longest_input, votes_and_ids
 from .trainer import VotesTrainer
 
 logger = logging.getLogger(__name__)
 PACKAGES = ("hf_softlabel", "torch", "transformers", "datasets", "accelerate", "timm", "numpy", "scipy")
-# Of the evaluation, not of the model: they are in history.jsonl.
-TIMINGS = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 # A run that differs in these only is the same run.
 NOT_THE_RUN = (
     "output_dir",
@@ -110,6 +110,7 @@ class _History(TrainerCallback):
 
     def __init__(self, path: Path):
         self.path = path
+        self.trainer: VotesTrainer | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
@@ -122,6 +123,8 @@ class _History(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if state.is_world_process_zero and args.process_index == 0:
             line = {"step": state.global_step, "epoch": state.epoch, **_plain(metrics, "eval_")}
+            if self.trainer.undefined:
+                line["undefined"] = self.trainer.undefined
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -244,8 +247,9 @@ def run_recipe(
         train_dataset=train,
         eval_dataset=held_out,
         processing_class=processing_class,
-        callbacks=[_History(out / "history.jsonl"), *(callbacks or [])],
+        callbacks=[history := _History(out / "history.jsonl"), *(callbacks or [])],
     )
+    history.trainer = trainer
     if quiet:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
@@ -264,7 +268,7 @@ def run_recipe(
     prediction = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
     trainer.save_model(str(out / "model"))
     metrics = {
-        **{key: value for key, value in _plain(prediction.metrics, "eval_").items() if key not in TIMINGS},
+        **{key: value for key, value in _plain(prediction.metrics, "eval_").items() if key not in TIMES},
         "delivery": trainer.delivery.name,
         "delivery_seed": trainer.delivery.seed,
         "seed": training.seed,
@@ -278,7 +282,9 @@ def run_recipe(
         "train_examples": None if trainer.streams else len(trainer.train_dataset),
         "eval_examples": len(prediction.predictions),
         "votes_fingerprint": _fingerprint(train, held_out),
-        "references": references(prediction.label_ids[0], _train_votes(train)),
+        "undefined": trainer.undefined,
+        "references": _references(prediction, train, training.ordinal),
+        "train_mean": None if isinstance(train, StreamingDataset) else human(dense_votes(train)).mean(0).tolist(),
         "versions": {name: version(name) for name in PACKAGES},
     }
     if training.process_index == 0:
@@ -296,8 +302,11 @@ def _image_size(config: ModelConfig, dataset: Any) -> int:
     return next(iter(dataset))[column].size[0]
 
 
-def _train_votes(dataset: Any) -> np.ndarray | None:
-    return dense_votes(dataset) if isinstance(dataset, Dataset) else None
+def _references(prediction: Any, train: Any, ordinal: bool) -> dict[str, dict[str, float | None]]:
+    votes, _, gold_label = prediction.label_ids
+    train_votes = None if isinstance(train, StreamingDataset) else dense_votes(train)
+    table = references(votes, train_votes, gold_label, ordinal)
+    return {name: _plain(scores, "") for name, scores in table.items()}
 
 
 def _fingerprint(*splits: Any) -> str | None:

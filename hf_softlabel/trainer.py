@@ -1,7 +1,9 @@
-"""One trainer for all deliveries, and a thin named subclass for each."""
+"""One trainer for all deliveries."""
 
 from __future__ import annotations
 
+import difflib
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 from datasets import IterableDataset as StreamingDataset
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalPrediction, rotate_checkpoints
 
+from .callbacks.console import TIMES, VotesPrinterCallback, VotesProgressCallback
 from .checkpoint import MANIFEST_NAME, flaw, last_whole_checkpoint, read_manifest, refuse_changes, write_manifest
 from .collators import VOTE_COLUMNS, VotesCollator, input_collator
 from .config import SoftLabelConfig
@@ -23,7 +26,8 @@ from .data.images import ImageTransform, VotesImages
 from .data.votes import votes_fingerprint
 from .delivery import distribution
 from .ledger import Ledger
-from .metrics import score_votes
+from .metrics import VoteScores
+from .metrics.summary import NAMES
 from .mixup import mix_inputs, mix_targets, mixup_pairs
 from .preparation import (
     check_model_classes,
@@ -33,6 +37,8 @@ from .preparation import (
     prepare_dataset,
     votes_and_ids,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class NonFiniteLossError(VotesError):
@@ -97,12 +103,16 @@ class VotesTrainer(Trainer):
                     "Leave it out, or use VotesTrainer."
                 )
             args.delivery = self.delivery_name
+        if compute_metrics is None:
+            _check_metric_name(args)
         self.delivery = args.make_delivery()
         self.delivery_epoch = 0
         # Where the pass over a stream began, and how much of it was done before a resume.
         self.epoch_start = self.resumed_steps = 0
         self.image_transform = image_transform
         self.num_classes: int | None = None
+        # Why a score of the last evaluation is NaN, by its name.
+        self.undefined: dict[str, str] = {}
         self._user_metrics = compute_metrics
         self._max_length = longest_input(model, processing_class)
         self._has_image_store = False
@@ -135,6 +145,9 @@ class VotesTrainer(Trainer):
         )
         self.ledger = Ledger(lambda array: gather_object([array]))
         self.add_callback(_EpochCallback(self))
+        for stock, ours in ((ProgressCallback, VotesProgressCallback), (PrinterCallback, VotesPrinterCallback)):
+            if self.pop_callback(stock) is not None:
+                self.add_callback(ours)
 
     def _prepare(self, dataset: Any, processing_class: Any, split: str, delivery: Any = None) -> Any:
         if dataset is None:
@@ -215,8 +228,25 @@ class VotesTrainer(Trainer):
 
     def _score(self, prediction: EvalPrediction) -> dict[str, float]:
         votes, _, gold_label = prediction.label_ids
-        scores = score_votes(prediction.predictions, votes, gold_label, from_logits=True)
+        table = VoteScores(prediction.predictions, votes, gold_label, from_logits=True, ordinal=self.args.ordinal)
+        scores, before = table.scores(), self.undefined
+        self.undefined = table.undefined
+        for name, reason in self.undefined.items():
+            if before.get(name) != reason:
+                logger.warning("%s is NaN: %s.", name, reason)
         return {**scores, **(self._user_metrics(prediction) if self._user_metrics is not None else {})}
+
+    def _determine_best_metric(self, metrics, trial):
+        name = self.args.metric_for_best_model
+        value = None if name is None else metrics.get(f"eval_{name.removeprefix('eval_')}")
+        if value is not None and np.isnan(value):
+            # Trainer would never find it better than anything, and keep no checkpoint or the wrong one.
+            reason = self.undefined.get(name.removeprefix("eval_"), "the evaluation does not say why")
+            raise VotesError(
+                f"The best checkpoint cannot be chosen by {name}: it is NaN at step {self.state.global_step} "
+                f"({reason}). Choose another metric_for_best_model, for instance soft_nll."
+            )
+        return super()._determine_best_metric(metrics, trial)
 
     def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
         if dist.is_initialized():
@@ -323,6 +353,18 @@ class VotesTrainer(Trainer):
         return output
 
 
+def _check_metric_name(args: SoftLabelConfig) -> None:
+    """Refuse a metric_for_best_model that no evaluation will have, before the first one is reached."""
+    known = [name for name in (*NAMES, *TIMES) if args.ordinal or name != "wasserstein"]
+    # Several eval sets put their names before it.
+    if args.metric_for_best_model and not f"_{args.metric_for_best_model}".endswith(tuple(f"_{x}" for x in known)):
+        near = difflib.get_close_matches(args.metric_for_best_model, known, n=1, cutoff=0)[0]
+        raise VotesError(
+            f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluations do not have. "
+            f"Did you mean {near!r}? They have: {', '.join(known)}."
+        )
+
+
 def _logits(outputs: Any) -> Tensor:
     """The logits of whatever a model returned: a tensor, a tuple with the logits first, or a dict with `logits`."""
     if isinstance(outputs, Tensor):
@@ -332,57 +374,3 @@ def _logits(outputs: Any) -> Tensor:
             raise VotesError(f"The model must return `logits`; it returned {', '.join(outputs)}.")
         return outputs["logits"]
     return outputs[0]
-
-
-class SoftLabelTrainer(VotesTrainer):
-    """Cross-entropy with the whole vote distribution."""
-
-    delivery_name = "soft"
-
-
-class SLSTrainer(VotesTrainer):
-    """Stochastic label sampling: one label per example, sampled from its votes each epoch."""
-
-    delivery_name = "sls"
-
-
-class MultipassTrainer(VotesTrainer):
-    """One vote per example and epoch, cycling through the real votes. Needs counts."""
-
-    delivery_name = "multipass"
-
-
-class DeterministicControlTrainer(VotesTrainer):
-    """Multipass in another order of the same votes."""
-
-    delivery_name = "deterministic_control"
-
-
-class ShuffledSLSTrainer(VotesTrainer):
-    """SLS with the votes of another example: a control that must fail."""
-
-    delivery_name = "shuffled_sls"
-
-
-class PosteriorSLSTrainer(VotesTrainer):
-    """SLS from the Dirichlet posterior of the votes, for one to five votes per example. Needs counts."""
-
-    delivery_name = "posterior_sls"
-
-
-class MajorityTrainer(VotesTrainer):
-    """The majority label, as nearly everybody trains."""
-
-    delivery_name = "majority"
-
-
-class LabelSmoothingTrainer(VotesTrainer):
-    """The majority label, smoothed."""
-
-    delivery_name = "label_smoothing"
-
-
-class MixupTrainer(VotesTrainer):
-    """Mixup of inputs and targets: pixels, or the embeddings of texts (for encoders)."""
-
-    delivery_name = "mixup"
