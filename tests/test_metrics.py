@@ -20,7 +20,6 @@ from hf_softlabel.metrics import (
     entropy,
     entropy_correlation,
     kl_to_annotators,
-    references,
     score_votes,
     soft_brier,
     soft_nll,
@@ -179,7 +178,6 @@ def test_torch_tensors_score_as_their_numpy_arrays(dtype):
     for score in CLASS_SCORES:
         assert score(tensor.requires_grad_(), counts, from_logits=True) == score(array, votes, from_logits=True)
     assert score_votes(tensor, counts, counts.argmax(1), True) == score_votes(array, votes, votes.argmax(1), True)
-    assert references(counts) == references(votes)
     assert accuracy(tensor, counts.argmax(1)) == accuracy(array, votes.argmax(1))
 
 
@@ -199,35 +197,6 @@ def test_any_of_the_tied_classes_is_the_majority():
     logits = np.eye(3)
     assert score_votes(logits, votes, from_logits=True)["accuracy_majority"] == pytest.approx(2 / 3)
     assert score_votes(logits[[1]], votes[[1]], from_logits=True)["accuracy"] == 1.0
-
-
-def test_references_by_hand():
-    votes, train = np.array([[3, 1], [0, 2]]), np.array([[1, 1], [1, 0], [1, 1], [1, 0]])
-    table = references(votes, train)
-    floor = (0.75 * math.log(4 / 3) + 0.25 * math.log(4)) / 2
-    assert table["floor"] == {"soft_nll": pytest.approx(floor), "kl": 0.0, "soft_brier": 0.0}
-    # Uniform: log 2 on every row; squared distances 2/16 and 2/4.
-    assert table["uniform"]["soft_nll"] == pytest.approx(math.log(2))
-    assert table["uniform"]["kl"] == pytest.approx(math.log(2) - floor)
-    assert table["uniform"]["soft_brier"] == pytest.approx((1 / 8 + 1 / 2) / 2)
-    # The mean training distribution is (3/4, 1/4): right on the first row.
-    assert table["train_mean"]["soft_nll"] == pytest.approx((2 * floor + math.log(4)) / 2)
-    assert table["train_mean"]["kl"] == pytest.approx(math.log(4) / 2)
-    assert table["train_mean"]["soft_brier"] == pytest.approx(2 * 0.75**2 / 2)
-    assert list(references(votes)) == ["floor", "uniform"]
-
-
-def test_training_examples_weigh_the_same_whatever_their_number_of_votes():
-    table = references(np.array([[1, 1]]), np.array([[90, 10], [1, 9]]))
-    # The mean of (.9, .1) and (.1, .9) is uniform; pooled votes would be (91, 19).
-    assert table["train_mean"] == pytest.approx(table["uniform"])
-
-
-def test_no_predictor_beats_the_floor():
-    _, votes = case(8)
-    table = references(votes, votes)
-    assert table["floor"]["soft_nll"] < table["train_mean"]["soft_nll"] < table["uniform"]["soft_nll"]
-    assert table["train_mean"]["kl"] > 0 and table["train_mean"]["soft_brier"] > 0
 
 
 @pytest.mark.parametrize("score", [soft_nll, soft_brier, entropy_correlation])

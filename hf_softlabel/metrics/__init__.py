@@ -1,5 +1,6 @@
 """Scores of predicted distributions against annotators' votes: pure functions on arrays."""
 
+from .bootstrap import bootstrap_scores, difference_interval, interval
 from .brier import brier_decomposition
 from .calibration import (
     calibrated_ece,
@@ -9,7 +10,7 @@ from .calibration import (
     smooth_ece,
 )
 from .disagreement import dist_ce, ent_ce, js_distance, manhattan, rank_cs, tvd, wasserstein
-from .reference import references
+from .reference import human_ceiling, references
 from .scoring import (
     UndefinedScoreWarning,
     accuracy,
@@ -27,15 +28,19 @@ __all__ = [
     "VoteScores",
     "accuracy",
     "accuracy_majority",
+    "bootstrap_scores",
     "brier_decomposition",
     "calibrated_ece",
     "confidence_and_target",
+    "difference_interval",
     "dist_ce",
     "ent_ce",
     "entropy",
     "entropy_correlation",
     "equal_mass_bins",
     "equal_mass_ece",
+    "human_ceiling",
+    "interval",
     "js_distance",
     "kl_to_annotators",
     "manhattan",

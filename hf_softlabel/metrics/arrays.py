@@ -15,7 +15,7 @@ from ..data.errors import VotesError, some
 
 # Numbers per chunk of rows: temporary arrays stay at 2 MB each, in the cache, whatever N and C are.
 CHUNK = 2**18
-# How far from 1 a row of probabilities may sum: what float32 and four printed decimals leave. They are scored as given.
+# How far from 1 a row of probabilities may sum: what float32 and four decimals leave. They are scored as given.
 PROBABILITY_TOLERANCE = 1e-3
 
 

@@ -77,7 +77,7 @@ class Confidences:
         """The bin, 0 to bins - 1, of each group of equal confidences: edges at the quantiles."""
         mass = np.bincount(self.place, weights, minlength=len(self.groups))
         above = np.cumsum(mass)
-        n = int(round(above[-1])) if len(above) else 0
+        n = round(above[-1]) if len(above) else 0
         # The group of the (n b / bins)-th smallest confidence, counted from 0, is the first of bin b.
         first = np.searchsorted(above, np.arange(1, bins) * n // bins, side="right")
         return np.searchsorted(first, np.arange(len(self.groups)), side="right")

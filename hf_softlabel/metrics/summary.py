@@ -1,4 +1,4 @@
-"""All scores of one set of predictions, in one pass: what every evaluation logs and what `hf-softlabel score` prints."""
+"""All scores of predictions in one pass: what every evaluation logs and `hf-softlabel score` prints."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""Bootstrap intervals of all scores, over examples; paired for several sets of predictions on the same examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..data.errors import VotesError
+from .summary import VoteScores
+
+RESAMPLES = 1000
+LEVEL = 0.95
+CALIBRATION_ERRORS = ("ece_equal_mass", "ece_equal_mass_soft", "smooth_ece", "smooth_ece_soft")
+BRIER_PARTS = ("brier_miscalibration", "brier_discrimination", "brier_uncertainty")
+
+
+def bootstrap_scores(
+    tables: Sequence[VoteScores], resamples: int = RESAMPLES, seed: int = 0, progress: bool = False
+) -> list[dict[str, np.ndarray]]:
+    """The scores of each table in the same resamples of the examples: arrays (resamples,) by name."""
+    sizes = {len(table.examples["soft_nll"]) for table in tables}
+    if len(sizes) != 1:
+        raise VotesError(f"Paired resamples need the same examples in all tables, not {sorted(sizes)} of them.")
+    n, rng = sizes.pop(), np.random.default_rng(seed)
+    draws: list[list[dict[str, float]]] = [[] for _ in tables]
+    for _ in tqdm(
+        range(resamples), desc="bootstrap", unit="resample", disable=None if progress else True, leave=False
+    ):
+        weights = np.bincount(rng.integers(0, n, n), minlength=n).astype(np.float64)
+        for table, scores in zip(tables, draws, strict=True):
+            scores.append(table.scores(weights))
+    return [{name: np.array([row[name] for row in scores]) for name in scores[0]} for scores in draws]
+
+
+def interval(name: str, estimate: float, draws: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+    """The confidence interval of a score from its resamples; NaN where a resample has no score.
+
+    Means and correlations have percentile intervals. Calibration errors are biased upwards, in a resample once more:
+    the percentiles of a calibrated model's would exclude 0 always. Noise adds to their squares, so the basic interval
+    is taken of these, and holds the estimate; the Brier parts are squares already.
+    """
+    low, high = _quantiles(draws, level)
+    if name in CALIBRATION_ERRORS:
+        low, high = (np.sqrt(max(0.0, 2 * estimate**2 - x**2)) for x in (high, low))
+    elif name in BRIER_PARTS:
+        low, high = (max(0.0, 2 * estimate - x) for x in (high, low))
+    else:
+        return low, high
+    return float(min(low, estimate)), float(max(high, estimate))
+
+
+def difference_interval(name: str, difference: float, draws: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+    """The interval of the difference of two sets of predictions, from paired resamples."""
+    low, high = _quantiles(draws, level)
+    if name in CALIBRATION_ERRORS or name in BRIER_PARTS:
+        return 2 * difference - high, 2 * difference - low
+    return low, high
+
+
+def _quantiles(draws: np.ndarray, level: float) -> tuple[float, float]:
+    if np.isnan(draws).any():
+        return float("nan"), float("nan")
+    # Values that occur, so that an infinite one is not averaged with its neighbour.
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
+    return float(low), float(high)
