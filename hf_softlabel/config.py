@@ -68,8 +68,8 @@ class SoftLabelConfig(TrainingArguments):
         if self.label_names not in (None, list(VOTE_COLUMNS)):
             raise VotesError(f"label_names are {', '.join(VOTE_COLUMNS)} here: leave them out.")
         self.label_names = list(VOTE_COLUMNS)
-        # `TrainingArguments` takes a larger value for better unless a metric's name ends in "loss", which would keep the
-        # worst soft NLL as the best checkpoint. With several eval sets their names come first.
+        # `TrainingArguments` takes a larger value for better unless a metric's name ends in "loss", which would keep
+        # the worst soft NLL as the best checkpoint. With several eval sets their names come first.
         if self.greater_is_better is None:
             lower = tuple(f"_{name}" for name in LOWER_IS_BETTER)
             if f"_{self.metric_for_best_model}".endswith(lower):

@@ -83,13 +83,12 @@ def test_the_human_ceiling_is_the_mean_over_all_halves():
             half = np.bincount(row[list(chosen)], minlength=3)
             yield half, np.bincount(row, minlength=3) - half
 
-    exact = [
-        score_votes(np.stack([a, c]) / 2, np.stack([b, d])) for a, b in halves(rows[0]) for c, d in halves(rows[1])
-    ]
-    ceiling, reason = human_ceiling(votes, splits=3000)
+    pairs = [(one, two) for one in halves(rows[0]) for two in halves(rows[1])]
+    exact = [score_votes(np.stack([a, c]) / 2, np.stack([b, d])) for (a, b), (c, d) in pairs]
+    ceiling, reason = human_ceiling(votes, splits=300)
     assert reason is None
     for name in ("js_distance", "dist_ce", "soft_brier", "accuracy_majority", "ent_ce"):
-        assert ceiling[name] == pytest.approx(np.mean([scores[name] for scores in exact]), abs=0.015), name
+        assert ceiling[name] == pytest.approx(np.mean([scores[name] for scores in exact]), abs=0.05), name
     # Of two votes and a third of one in each class, at most 7/9 is on a class, at least 1/9.
     assert -math.log(7 / 9) < ceiling["soft_nll"] < -math.log(1 / 9)
 

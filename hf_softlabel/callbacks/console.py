@@ -50,14 +50,13 @@ class EvaluationTable:
         prefix = key.removesuffix("soft_nll")
         shown = {name: title for name, title in COLUMNS.items() if prefix + name in logs}
         header = f"{'epoch':>6} {'step':>6}" + "".join(f"{title:>7}" for title in shown.values())
-        own = [key for key in logs if key.startswith(prefix) and key.removeprefix(prefix) not in (*NAMES, *TIMES)]
         cells = "".join(f"{_cell(logs[prefix + name]):>7}" for name in shown)
         line = f"{state.epoch or 0:6.4g} {state.global_step:6}{cells}"
-        # A data set among several, and what compute_metrics of the user added.
-        name = prefix.removeprefix("eval").strip("_")
-        line += "".join(f"  {key.removeprefix(prefix)} {_cell(logs[key])}" for key in own) + (
-            f"  {name}" if name else ""
-        )
+        # What compute_metrics of the user added, and the data set's name if there are several.
+        for key in logs:
+            if key.startswith(prefix) and key.removeprefix(prefix) not in (*NAMES, *TIMES):
+                line += f"  {key.removeprefix(prefix)} {_cell(logs[key])}"
+        line += f"  {prefix.removeprefix('eval').strip('_')}".rstrip()
         rows = [line] if header == self.header and self.lines % PAGE else [header, line]
         self.lines = self.lines + 1 if header == self.header else 1
         self.header = header
