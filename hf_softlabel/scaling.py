@@ -56,6 +56,13 @@ class Scaling:
             raise VotesError(f"A scale per class needs a bias for each of the {len(self.scale)}, not {self.bias!r}.")
         if not per_class and self.bias is not None:
             raise VotesError("A single scale is a temperature and has no bias: give the scale of every class.")
+        if not per_class and self.scale <= 0:
+            raise VotesError(f"A temperature is above 0, and so is its scale, not {self.scale}.")
+        if type(self.examples) is not int or type(self.from_logits) is not bool:
+            raise VotesError(
+                f"examples is a whole number and from_logits true or false, not {self.examples!r} and "
+                f"{self.from_logits!r}."
+            )
         if per_class:
             object.__setattr__(self, "scale", tuple(self.scale))
             object.__setattr__(self, "bias", tuple(self.bias))

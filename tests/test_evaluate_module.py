@@ -94,13 +94,15 @@ def test_batches():
 def test_what_is_refused():
     with pytest.raises(VotesError, match=r"no score 'nll'. There are: soft_nll, kl"):
         evaluate.load(str(FOLDER), "nll")
-    # Each refusal has a metric of its own: after one, evaluate still holds the rows.
+    metric = load_metric("kl")
     with pytest.raises(VotesError, match=r"references have 2 classes in row 0, but not in row\(s\) 1, 3"):
-        load_metric("kl").compute(predictions=[[0.5, 0.5]] * 4, references=[[1, 1], [1, 0, 1], [2, 3], [1]])
+        metric.compute(predictions=[[0.5, 0.5]] * 4, references=[[1, 1], [1, 0, 1], [2, 3], [1]])
     with pytest.raises(VotesError, match="from_logits=True"):
-        load_metric("kl").compute(predictions=[[2.0, -1.0]], references=[[1, 1]])
+        metric.compute(predictions=[[2.0, -1.0]], references=[[1, 1]])
     with pytest.raises(VotesError, match="one shape"):
-        load_metric("kl").compute(predictions=[[0.5, 0.5]], references=[[1, 1, 1]])
+        metric.compute(predictions=[[0.5, 0.5]], references=[[1, 1, 1]])
+    # What was refused is forgotten.
+    assert metric.compute(predictions=[[0.5, 0.5]], references=[[1, 1]]) == {"kl": 0}
 
 
 ONE_OF_TWO = """

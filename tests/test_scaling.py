@@ -311,6 +311,9 @@ def test_save_and_load(fit, tmp_path):
         '{"scale": [1.0, 2.0], "bias": [0.0], "examples": 1}',
         '{"scale": [1.0, 2.0], "bias": null, "examples": 1}',
         '{"scale": 1.0, "bias": [0.0], "examples": 1}',
+        '{"scale": 0.0, "bias": null, "examples": 1}',
+        '{"scale": 1.0, "bias": null, "examples": "1"}',
+        '{"scale": 1.0, "bias": null, "examples": 1, "from_logits": "no"}',
     ],
 )
 def test_files_that_are_no_scaling(text, tmp_path):
