@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "config": ["DataConfig", "ModelConfig", "SoftLabelConfig", "parse_recipe"],
     "collators": ["VotesCollator"],
+    "conformal": ["VoteCoverage", "fit_vote_coverage"],
     "data.annotations": ["votes_from_annotations"],
     "data.errors": ["VotesError"],
     "data.images": ["ImageTransform", "VotesImages"],
@@ -19,6 +20,8 @@ _PUBLIC = {
     "delivery": ["Delivery"],
     "models": ["build_resnet", "load_model"],
     "run": ["run_recipe"],
+    "scaling": ["Scaling", "fit_temperature", "fit_vector_scaling"],
+    "score": ["VotesSource", "score_predictions"],
     "trainer": ["VotesTrainer"],
     "trainers": [
         "DeterministicControlTrainer",
@@ -38,6 +41,7 @@ __all__ = sorted(_MODULE_OF)
 if TYPE_CHECKING:
     from .collators import VotesCollator
     from .config import DataConfig, ModelConfig, SoftLabelConfig, parse_recipe
+    from .conformal import VoteCoverage, fit_vote_coverage
     from .data.annotations import votes_from_annotations
     from .data.errors import VotesError
     from .data.images import ImageTransform, VotesImages
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from .delivery import Delivery
     from .models import build_resnet, load_model
     from .run import run_recipe
+    from .scaling import Scaling, fit_temperature, fit_vector_scaling
+    from .score import VotesSource, score_predictions
     from .trainer import VotesTrainer
     from .trainers import (
         DeterministicControlTrainer,

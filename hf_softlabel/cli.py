@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .data.errors import VotesError
 
@@ -14,6 +16,30 @@ EXAMPLES = """examples:
   hf-softlabel demo
   hf-softlabel train recipes/cifar10h/multipass.yaml --seed 3 --num_train_epochs 5
   accelerate launch --num_processes 4 -m hf_softlabel train recipes/cifar10h/multipass.yaml
+  hf-softlabel score --predictions preds.jsonl --votes chaosnli --subset mnli
+"""
+SCORE_DESCRIPTION = """Score predictions that any program made against annotators' votes. Beside each score stand its
+references: the votes themselves (the entropy floor), a uniform prediction, the mean of the training votes when given,
+one half of the annotators against the other (the human ceiling), and a 95% bootstrap interval. Of several files
+on the same examples, the differences from the first have paired intervals."""
+SCORE_EXAMPLES = """predictions are .jsonl, .parquet, .csv files or run directories. They have the examples' ids
+(example_id, id or uid, or --id_column) and
+  a list of numbers in a column `logits` or `probabilities`,
+  what transformers.pipeline(..., top_k=None) returns: [{"label": ..., "score": ...}, ...],
+  or a column per class, named by the class.
+
+examples:
+  hf-softlabel score --predictions runs/synthetic-sls-seed3
+  hf-softlabel score --predictions preds.jsonl --votes chaosnli --subset mnli --id_column uid
+  hf-softlabel score --predictions a.csv b.csv --votes votes.csv --label_columns against unsure for --plot figures
+  hf-softlabel score --predictions preds.parquet --votes cifar10h --temperature 1.4 --json
+"""
+CALIBRATE_DESCRIPTION = """Fit temperature or vector scaling to votes (by soft NLL), and sets of classes that cover a
+share of the annotators, on a calibration split that the model was not trained on. Writes scaling.json and
+vote_coverage.json, which `score --scaling` and Scaling.load read."""
+CALIBRATE_EXAMPLES = """examples:
+  hf-softlabel calibrate --predictions calibration.jsonl --votes votes.parquet --output runs/mine/model
+  hf-softlabel calibrate --predictions calibration.csv --votes chaosnli --subset snli --method vector --coverage 0.95
 """
 TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
 
@@ -43,31 +69,17 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command and return the exit code: 0, or 2 for input that is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="hf-softlabel",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    demo = commands.add_parser("demo", help="train four deliveries on generated votes and compare them")
-    demo.add_argument("--output_dir", default="runs/demo", help="where tables and figure go (default: %(default)s)")
-    demo.add_argument("--seeds", type=int, default=2, help="runs of each delivery (default: %(default)s)")
-    # The recipe's keys are parsed by config.py: there are two hundred of them.
-    commands.add_parser("train", help="train the model of a recipe", add_help=False)
+    parser, run = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, rest = parser.parse_known_args(words)
     if options.command == "train":
+        # The recipe's keys are parsed by config.py: there are two hundred of them.
         rest = words[: words.index("train")]
+        options.words = words[words.index("train") + 1 :]
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        if options.command == "demo":
-            from .demo import run_demo
-
-            run_demo(options.output_dir, options.seeds)
-            return 0
-        return _train(words[words.index("train") + 1 :])
+        return run[options.command](options)
     except VotesError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"hf-softlabel: error: {error}", file=sys.stderr)
@@ -77,11 +89,160 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hf-softlabel: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("hf-softlabel: interrupted. The same command goes on from the last checkpoint.", file=sys.stderr)
+        more = " The same command goes on from the last checkpoint." if options.command == "train" else ""
+        print(f"hf-softlabel: interrupted.{more}", file=sys.stderr)
         return 130
 
 
-def _train(words: list[str]) -> int:
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace], int]]]:
+    style = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="hf-softlabel", description=DESCRIPTION, epilog=EXAMPLES, **style)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    demo = commands.add_parser("demo", help="train four deliveries on generated votes and compare them")
+    demo.add_argument("--output_dir", default="runs/demo", help="where tables and figure go (default: %(default)s)")
+    demo.add_argument("--seeds", type=int, default=2, help="runs of each delivery (default: %(default)s)")
+    commands.add_parser("train", help="train the model of a recipe", add_help=False)
+    score = commands.add_parser(
+        "score",
+        help="score predictions of any program against votes",
+        description=SCORE_DESCRIPTION,
+        epilog=SCORE_EXAMPLES,
+        **style,
+    )
+    score.add_argument("--predictions", nargs="+", required=True, metavar="FILE", help="one, or several to compare")
+    _add_data(score)
+    score.add_argument("--train_votes", metavar="DATA", help="votes whose mean is a reference; read as --votes is")
+    scaling = score.add_mutually_exclusive_group()
+    scaling.add_argument("--temperature", type=float, nargs="+", metavar="T", help="divide the logits by T")
+    scaling.add_argument("--scaling", nargs="+", metavar="FILE", help="scaling.json, or a model's folder or Hub id")
+    score.add_argument("--ordinal", action="store_true", help="classes are steps of a scale: adds Wasserstein")
+    score.add_argument("--resamples", type=int, default=1000, help="for intervals; 0 for none (default: %(default)s)")
+    score.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    score.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    score.add_argument("--plot", metavar="DIR", help="draw reliability, entropies and examples into this folder")
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="fit a temperature, vector scaling and vote-coverage sets to votes",
+        description=CALIBRATE_DESCRIPTION,
+        epilog=CALIBRATE_EXAMPLES,
+        **style,
+    )
+    calibrate.add_argument("--predictions", required=True, metavar="FILE", help="on the calibration split")
+    _add_data(calibrate)
+    calibrate.add_argument(
+        "--method", choices=("temperature", "vector"), default="temperature", help="(default: %(default)s)"
+    )
+    calibrate.add_argument(
+        "--coverage", type=float, default=0.9, help="share of annotators that sets cover (default: %(default)s)"
+    )
+    calibrate.add_argument("--output", default=".", metavar="DIR", help="where the files go (default: here)")
+    return parser, {"demo": _demo, "train": _train, "score": _score, "calibrate": _calibrate}
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    """Where the votes are, and how to read the predictions."""
+    votes = parser.add_argument_group("votes")
+    votes.add_argument("--votes", metavar="DATA", help="cifar10h, chaosnli, popquorn, a table, a Hub id")
+    votes.add_argument("--subset", help="for instance mnli for chaosnli")
+    votes.add_argument("--sources", help="folder with the authors' files (default: $HF_SOFTLABEL_SOURCES)")
+    votes.add_argument("--split", help="score only this split")
+    votes.add_argument("--label_columns", nargs="+", metavar="COLUMN", help="wide table: one column per class")
+    votes.add_argument("--item_column", metavar="COLUMN", help="long table: what was labelled")
+    votes.add_argument("--label_column", metavar="COLUMN", help="long table: the label given")
+    votes.add_argument("--annotator_column", metavar="COLUMN", help="long table: who gave it")
+    votes.add_argument("--class_names", nargs="+", metavar="NAME", help="table: the classes in their order")
+    reading = parser.add_argument_group("predictions")
+    reading.add_argument("--id_column", help="the column that matches predictions with votes, in both")
+    reading.add_argument("--column", help="the column with the predictions")
+    reading.add_argument("--classes", nargs="+", metavar="NAME", help="the classes in the order of the file's lists")
+    reading.add_argument("--logits", action="store_true", help="they are logits, though no column's name says so")
+    reading.add_argument("--normalize", action="store_true", help="divide rounded probabilities by their sum")
+
+
+def _votes_source(options: argparse.Namespace, data: str | None, split: str | None = None) -> Any:
+    from .score import VotesSource
+
+    if data is None:
+        return None
+    reading = {
+        "label_columns": options.label_columns,
+        "item": options.item_column,
+        "label": options.label_column,
+        "annotator": options.annotator_column,
+        "names": options.class_names,
+    }
+    given = {key: value for key, value in reading.items() if value is not None}
+    return VotesSource(data, options.subset, options.sources, split, given)
+
+
+def _reading(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "order": options.classes,
+        "id_column": options.id_column,
+        "column": options.column,
+        "logits": True if options.logits else None,
+        "normalize": options.normalize,
+    }
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import run_demo
+
+    run_demo(options.output_dir, options.seeds)
+    return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from .scaling import Scaling
+    from .score import score_predictions
+    from .score_table import as_json, format_scores, plot_scores
+
+    if options.resamples < 0:
+        raise VotesError(f"--resamples must not be negative, as {options.resamples} is; 0 is for none.")
+    for temperature in options.temperature or ():
+        if not temperature > 0:
+            raise VotesError(f"--temperature must be positive, not {temperature}.")
+    scalings = [Scaling(scale=1 / t, bias=None, examples=0) for t in options.temperature or ()]
+    scalings += [Scaling.load(path) for path in options.scaling or ()]
+    scored = score_predictions(
+        options.predictions,
+        _votes_source(options, options.votes, options.split),
+        _votes_source(options, options.train_votes),
+        scalings,
+        ordinal=options.ordinal,
+        resamples=options.resamples,
+        seed=options.seed,
+        progress=True,
+        **_reading(options),
+    )
+    if options.json:
+        print(json.dumps(as_json(scored), indent=1, allow_nan=False))
+    else:
+        print(format_scores(scored))
+    if options.plot:
+        files = plot_scores(scored, options.plot)
+        print(f"{len(files)} pictures in {options.plot}", file=sys.stderr)
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from .calibrate import calibrate_predictions
+
+    print(
+        calibrate_predictions(
+            options.predictions,
+            _votes_source(options, options.votes, options.split),
+            options.method,
+            options.coverage,
+            options.output,
+            **_reading(options),
+        )
+    )
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    words = options.words
     if not words or "-h" in words or "--help" in words:
         print(TRAIN_HELP, end="")
         return 0 if words else 2

@@ -1,0 +1,316 @@
+"""Predictions that any program wrote to a file, matched with the votes on the same examples.
+
+A file is JSON Lines, Parquet or CSV, or a run directory. It has a column with the examples' ids and the predictions as
+- a list of C numbers, in a column `logits` or `probabilities` (or another, which is named);
+- what `transformers.pipeline(..., top_k=None)` returns: [{"label": name, "score": probability}, ...];
+- a mapping {class name: number};
+- a column per class, named by the class, or `logit_<class>` or `prob_<class>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from .data.errors import VotesError, some
+from .metrics.arrays import PROBABILITY_TOLERANCE, check_probabilities
+
+ID_COLUMNS = ("example_id", "id", "uid")
+LOGITS = ("logits", "logit")
+PROBABILITIES = ("probabilities", "probs", "predictions", "prediction", "scores")
+PREFIXES = {"logit_": True, "logits_": True, "prob_": False, "probability_": False}
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions on N examples.
+
+    Args:
+        ids: (N,), integers or strings, unique.
+        values: (N, C) float64, logits or probabilities.
+        id_column: the column that the ids are from.
+        votes: (N, C), if the file has them, as run directories do.
+        label: (N,), the gold labels, negative where there is none, if the file has them.
+        train_mean: (C,), the mean distribution of the training votes, if a run directory says it.
+        names: the classes in the order of the columns, if known.
+        run: the run directory that they are from, if so.
+    """
+
+    name: str
+    ids: np.ndarray
+    values: np.ndarray
+    from_logits: bool
+    id_column: str
+    votes: np.ndarray | None = None
+    label: np.ndarray | None = None
+    train_mean: np.ndarray | None = None
+    names: list[str] | None = None
+    run: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: np.ndarray) -> Predictions:
+        """The predictions of these rows, in their order."""
+        columns = {key: getattr(self, key) for key in ("ids", "values", "votes", "label")}
+        return replace(self, **{key: None if x is None else x[rows] for key, x in columns.items()})
+
+
+def read_predictions(
+    path: str | Path,
+    names: Sequence[str] | None = None,
+    order: Sequence[str] | None = None,
+    id_column: str | None = None,
+    column: str | None = None,
+    logits: bool | None = None,
+    normalize: bool = False,
+) -> Predictions:
+    """Read the predictions of a file or a run directory.
+
+    Args:
+        names: the classes in the order that is wanted.
+        order: the classes in the order of the file's lists, if that is another.
+        id_column: by default `example_id`, `id` or `uid`, whichever comes first.
+        column: the column with the predictions, by default one of the names above.
+        logits: whether they are logits, when the column's name does not say so; by default they are probabilities.
+        normalize: divide each row of probabilities by its sum.
+    """
+    path = Path(path)
+    run = path if path.is_dir() else None
+    if run is not None:
+        path = run / "predictions.parquet"
+        if not path.exists():
+            raise VotesError(f"{run} is not a finished run: it has no predictions.parquet.")
+        names = names or _run_names(run)
+    table = _open(path)
+    if not len(table):
+        raise VotesError(f"{path} is empty: there are no predictions to score.")
+    id_column = _id_column(table, id_column, path)
+    ids = _ids(table[id_column], id_column, path)
+    where, from_logits = _find(table.schema, names, column, path)
+    values, names = _values(table, where, names, order, path)
+    from_logits = logits if logits is not None else bool(from_logits)
+    _check(values, ids, from_logits, normalize, path)
+    if normalize and not from_logits:
+        values = values / values.sum(-1, keepdims=True)
+    votes = _matrix(table["votes"], "votes", path) if "votes" in table.column_names else None
+    label = table["label"].to_numpy() if "label" in table.column_names and run is not None else None
+    train_mean = _train_mean(run) if run is not None else None
+    shown = str(run or path)
+    return Predictions(shown, ids, values, from_logits, id_column, votes, label, train_mean, names, run)
+
+
+def _run_names(run: Path) -> list[str] | None:
+    config = run / "model" / "config.json"
+    if not config.exists():
+        return None
+    names = json.loads(config.read_text(encoding="utf-8")).get("id2label")
+    return None if names is None else [names[key] for key in sorted(names, key=int)]
+
+
+def _train_mean(run: Path) -> np.ndarray | None:
+    metrics = run / "metrics.json"
+    mean = json.loads(metrics.read_text(encoding="utf-8")).get("train_mean") if metrics.exists() else None
+    return None if mean is None else np.asarray(mean)
+
+
+def _open(path: Path) -> pa.Table:
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".parquet":
+            return pq.read_table(path)
+        if suffix in _SEPARATORS:
+            options = pyarrow.csv.ParseOptions(delimiter=_SEPARATORS[suffix])
+            return pyarrow.csv.read_csv(path, parse_options=options)
+        if suffix in (".jsonl", ".ndjson"):
+            # One block: a column that is null in the first rows gets its type from the later ones.
+            block = pyarrow.json.ReadOptions(block_size=max(path.stat().st_size + 1, 1 << 20))
+            return pyarrow.json.read_json(path, read_options=block)
+        if suffix == ".json":
+            return pa.Table.from_pylist(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise VotesError(f"There is no file {path}.") from None
+    except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
+        raise VotesError(f"{path} cannot be read as {suffix[1:]}: {error}") from None
+    raise VotesError(f"{path}: predictions are .jsonl, .json, .parquet, .csv or .tsv, or a run directory.")
+
+
+def _id_column(table: pa.Table, name: str | None, path: Path) -> str:
+    columns = table.column_names
+    found = [column for column in ([name] if name else ID_COLUMNS) if column in columns]
+    if not found:
+        wanted = f"the column {name}" if name else "a column with the examples' ids (example_id, id or uid)"
+        raise VotesError(f"{path} does not have {wanted}; it has {', '.join(columns)}. Name it with --id_column.")
+    return found[0]
+
+
+def _ids(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
+    if column.null_count:
+        raise VotesError(f"{path}: `{name}` is missing in row(s) {some(np.flatnonzero(pc.is_null(column)))}.")
+    ids = column.to_numpy()
+    if ids.dtype.kind == "f":
+        raise VotesError(f"{path}: `{name}` must be integers or strings, not numbers with decimals.")
+    twice = pd.Index(ids).duplicated()
+    if twice.any():
+        raise VotesError(f"{path}: these ids occur more than once in `{name}`: {some(pd.unique(ids[twice]))}.")
+    return ids
+
+
+def _find(
+    schema: pa.Schema, names: Sequence[str] | None, column: str | None, path: Path
+) -> tuple[list[str], bool | None]:
+    """The column, or the columns in the classes' order, with the predictions, and whether their name says logits."""
+    columns = schema.names
+    if column is not None:
+        if column not in columns:
+            raise VotesError(f"{path} has no column {column}; it has {', '.join(columns)}.")
+        return [column], True if column in LOGITS else None
+    for known, is_logits in ((LOGITS, True), (PROBABILITIES, False)):
+        for name in known:
+            if name in columns and pa.types.is_nested(schema.field(name).type):
+                return [name], is_logits
+    if names is not None:
+        if set(names) <= set(columns):
+            return list(names), None
+        for prefix, is_logits in PREFIXES.items():
+            for keys in (names, range(len(names))):
+                wanted = [f"{prefix}{key}" for key in keys]
+                if set(wanted) <= set(columns):
+                    return wanted, is_logits
+    classes = f", or a column for each of the classes {', '.join(map(str, names))}" if names is not None else ""
+    raise VotesError(
+        f"{path} has no predictions that can be found: a list in a column `logits` or `probabilities`{classes}. "
+        f"It has {', '.join(columns)}. Name the column with --column."
+    )
+
+
+def _values(
+    table: pa.Table, where: list[str], names: Sequence[str] | None, order: Sequence[str] | None, path: Path
+) -> tuple[np.ndarray, list[str] | None]:
+    """Predictions (N, C) in the order of `names`, and these."""
+    if len(where) > 1:
+        for name in where:
+            if table[name].null_count or not _is_number(table[name].type):
+                raise VotesError(f"{path}: the column {name} must have a number in every row.")
+        return np.stack([table[name].to_numpy().astype(np.float64) for name in where], 1), list(names)
+    column, kind = table[where[0]], table[where[0]].type
+    if pa.types.is_struct(kind):
+        return _by_name(column.to_pylist(), names, path)
+    if not _is_list(kind):
+        raise VotesError(f"{path}: `{where[0]}` must be a list of numbers, or of labels and scores, not {kind}.")
+    if pa.types.is_struct(kind.value_type):
+        return _by_name([_pipeline_row(row, i, path) for i, row in enumerate(column.to_pylist())], names, path)
+    values = _matrix(column, where[0], path)
+    if names is not None and values.shape[1] != len(names):
+        raise VotesError(f"{path}: `{where[0]}` has {values.shape[1]} entries, but there are {len(names)} classes.")
+    if order is None:
+        return values, None if names is None else list(names)
+    if names is None:
+        return values, list(order)
+    return values[:, _permutation(names, order)], list(names)
+
+
+def _pipeline_row(row: list[dict] | None, number: int, path: Path) -> dict[str, float]:
+    """[{"label": name, "score": number}, ...] -> {name: number}."""
+    try:
+        return {item["label"]: item["score"] for item in row}
+    except (TypeError, KeyError):
+        raise VotesError(
+            f"{path}: row {number} is not a list of {{label, score}}, as a pipeline returns it."
+        ) from None
+
+
+def _by_name(rows: list[dict | None], names: Sequence[str] | None, path: Path) -> tuple[np.ndarray, list[str]]:
+    names = list(rows[0] or ()) if names is None else list(names)
+    wrong = [i for i, row in enumerate(rows) if row is None or any(row.get(name) is None for name in names)]
+    if wrong:
+        has = ", ".join(rows[wrong[0]] or ()) or "nothing"
+        raise VotesError(
+            f"{path}: row(s) {some(wrong)} do not have a number for every class {', '.join(names)}; the first has "
+            f"{has}. From a pipeline, call it with top_k=None; if the classes have other names, rename them."
+        )
+    return np.array([[row[name] for name in names] for row in rows], np.float64), names
+
+
+def _permutation(names: Sequence[str], order: Sequence[str]) -> list[int]:
+    if sorted(names) != sorted(order):
+        raise VotesError(f"--classes must be the votes' classes in the file's order. They are {', '.join(names)}.")
+    return [list(order).index(name) for name in names]
+
+
+def _matrix(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
+    """A column of lists of one length -> (N, C)."""
+    flat = column.combine_chunks()
+    if not _is_list(flat.type) or not _is_number(flat.type.value_type):
+        raise VotesError(f"{path}: `{name}` must be a list of numbers in each row, not {flat.type}.")
+    lengths = pc.list_value_length(flat).fill_null(0).to_numpy()
+    usual = np.bincount(lengths).argmax()
+    wrong = np.flatnonzero(lengths != usual)
+    if len(wrong) or not usual:
+        raise VotesError(f"{path}: `{name}` does not have {usual} entries in row(s) {some(wrong)}, as in the others.")
+    values = flat.flatten()
+    if values.null_count:
+        rows = np.unique(np.flatnonzero(pc.is_null(values)) // usual)
+        raise VotesError(f"{path}: `{name}` has missing numbers in row(s) {some(rows)}.")
+    return values.to_numpy(zero_copy_only=False).astype(np.float64, copy=False).reshape(len(flat), usual)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _check(values: np.ndarray, ids: np.ndarray, from_logits: bool, normalize: bool, path: Path) -> None:
+    # A logit of minus infinity is a class that the model excludes.
+    wrong = np.isnan(values).any(-1) | (values == np.inf).any(-1) | (values.max(-1) == -np.inf)
+    if wrong.any():
+        raise VotesError(f"{path}: the predictions on the example(s) {some(ids[wrong])} are not finite.")
+    if from_logits:
+        return
+    if normalize:
+        wrong = (values < 0).any(-1) | (values.sum(-1) <= 0)
+        if wrong.any():
+            raise VotesError(f"{path}: the predictions on the example(s) {some(ids[wrong])} are negative or all 0.")
+        return
+    try:
+        check_probabilities(values)
+    except VotesError:
+        total = values.sum(-1)
+        wrong = ids[(np.abs(total - 1) > PROBABILITY_TOLERANCE) | (values < 0).any(-1)]
+        raise VotesError(
+            f"{path}: the predictions on {len(wrong)} example(s) are no probabilities: {some(wrong)}. "
+            "If they are logits, say --logits; if they are rounded, say --normalize."
+        ) from None
+
+
+def match(predictions: Predictions, ids: np.ndarray, what: str) -> np.ndarray:
+    """The rows among `ids` (M,) of the predicted examples, in the predictions' order."""
+    wanted = pd.Index(predictions.ids)
+    here = pd.Index(ids)
+    if len({pd.api.types.is_numeric_dtype(index.dtype) for index in (wanted, here)}) > 1:
+        # An id that a CSV wrote as 17 and a table as "17".
+        wanted, here = wanted.astype(str), here.astype(str)
+    if here.has_duplicates:
+        raise VotesError(f"{what}: these ids occur more than once: {some(here[here.duplicated()].unique())}.")
+    rows = here.get_indexer(wanted)
+    missing = predictions.ids[rows < 0]
+    if len(missing):
+        raise VotesError(
+            f"{predictions.name} has predictions on {len(missing)} example(s) that {what} does not have: "
+            f"{some(missing)}. Is the id column the right one (--id_column)? Its first ids are {some(here[:3])}."
+        )
+    return rows

@@ -1,0 +1,218 @@
+"""The scores of `hf-softlabel score` as a table, as JSON, and as pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .metrics import entropy
+from .metrics.arrays import model
+from .metrics.summary import NAMES
+from .score import Score, Scored
+
+TITLES = {
+    "soft_nll": "soft NLL",
+    "kl": "KL to annotators",
+    "soft_brier": "soft Brier",
+    "accuracy": "accuracy",
+    "accuracy_majority": "accuracy (majority)",
+    "ece_equal_mass": "ECE, hard label",
+    "ece_equal_mass_soft": "ECE, annotators",
+    "smooth_ece": "smooth ECE, hard label",
+    "smooth_ece_soft": "smooth ECE, annotators",
+    "entropy_correlation": "entropy correlation",
+    "js_distance": "JS distance",
+    "dist_ce": "DistCE (TVD)",
+    "manhattan": "Manhattan",
+    "wasserstein": "Wasserstein",
+    "ent_ce": "EntCE",
+    "rank_cs": "RankCS",
+    "brier_miscalibration": "Brier miscalibration",
+    "brier_discrimination": "Brier discrimination",
+    "brier_uncertainty": "Brier uncertainty",
+}
+REFERENCES = {"floor": "own votes", "uniform": "uniform", "train_mean": "train mean", "human": "human half"}
+NOTES = """Less is better where the arrow points down. "own votes": the votes themselves as predictions, whose soft NLL
+is the entropy floor. "human half": one half of each example's annotators as predictors of the other half (for soft NLL
+and KL with one vote more, spread over all classes)."""
+CALIBRATED = '"calibrated": the ECE that a calibrated model with the same confidences would have by chance.'
+
+
+def format_scores(scored: Scored) -> str:
+    """The table that the command prints."""
+    lines = [_head(scored), ""]
+    if len(scored.predictions) == 1:
+        lines += _single(scored)
+    else:
+        lines += [*_side_by_side(scored), ""]
+        for file, differences in zip(scored.predictions[1:], scored.differences, strict=True):
+            lines += _differences(file.name, scored.predictions[0].name, differences)
+            lines.append("")
+    every = [item for scores in scored.scores for item in scores.items()]
+    reasons = {f"{TITLES[name]}: {score.undefined}" for name, score in every if score.undefined}
+    if any(math.isnan(value) for scores in scored.references.values() for value in scores.values()):
+        reasons.add("entropy correlation: a constant prediction has none")
+    notes = NOTES + (f"\n{CALIBRATED}" if len(scored.predictions) == 1 else "")
+    return "\n".join([*lines, "", notes, *(f'"-" is undefined ({reason}).' for reason in sorted(reasons))])
+
+
+def _head(scored: Scored) -> str:
+    votes, n = scored.examples.votes, len(scored.examples.votes)
+    per_example = votes.sum(-1)
+    if (votes % 1).any() or (per_example == 1).all():
+        kind = "distributions or single votes"
+    elif per_example.min() == per_example.max():
+        kind = f"{per_example[0]:.0f} votes each"
+    else:
+        kind = f"{per_example.min():.0f} to {per_example.max():.0f} votes each"
+    rest = scored.examples.available - n
+    unscored = f" ({rest:,} more have votes but no prediction)" if rest else ""
+    bootstrap = f"; 95% intervals from {scored.resamples:,} resamples of the examples" if scored.resamples else ""
+    label = {"gold": "gold label", "majority": "majority of the votes"}[scored.hard_label]
+    return f"{n:,} examples{unscored}, {votes.shape[1]} classes, {kind}; hard label: {label}{bootstrap}"
+
+
+def _arrow(name: str) -> str:
+    return {True: "↓", False: "↑", None: " "}[NAMES[name]]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if math.isnan(value):
+        return "-"
+    return "inf" if math.isinf(value) else f"{value:.4f}"
+
+
+def _interval(score: Score, sign: str = "") -> str:
+    if score.interval is None or any(math.isnan(end) for end in score.interval):
+        return ""
+    return f"[{score.interval[0]:{sign}.4f}, {score.interval[1]:{sign}.4f}]"
+
+
+def _single(scored: Scored) -> list[str]:
+    (scores,) = scored.scores
+    shown = {key: title for key, title in REFERENCES.items() if key in scored.references}
+    titles = ["score", "95% interval" if scored.resamples else "", *shown.values(), "calibrated"]
+    rows = []
+    for name, score in scores.items():
+        cells = [_number(score.value), _interval(score)]
+        cells += [_number(scored.references[key].get(name)) for key in shown]
+        rows.append((f"{TITLES[name]} {_arrow(name)}", [*cells, _number(score.calibrated)]))
+    return _grid(scored.predictions[0].name, titles, rows)
+
+
+def _side_by_side(scored: Scored) -> list[str]:
+    shown = {key: title for key, title in REFERENCES.items() if key in scored.references}
+    titles = [*(f"[{i}]" for i in range(1, len(scored.scores) + 1)), *shown.values()]
+    rows = []
+    for name in scored.scores[0]:
+        cells = [f"{_number(scores[name].value)} {_interval(scores[name])}".strip() for scores in scored.scores]
+        cells += [_number(scored.references[key].get(name)) for key in shown]
+        rows.append((f"{TITLES[name]} {_arrow(name)}", cells))
+    files = [f"[{i}] {file.name}" for i, file in enumerate(scored.predictions, 1)]
+    return [*files, "", *_grid("", titles, rows)]
+
+
+def _differences(name: str, first: str, differences: dict[str, Score]) -> list[str]:
+    rows = []
+    for key, score in differences.items():
+        lower = NAMES[key]
+        verdict = ""
+        if lower is not None and score.interval is not None and not any(map(math.isnan, score.interval)):
+            low, high = score.interval
+            if low > 0 or high < 0:
+                verdict = "better" if (high < 0) == lower else "worse"
+        value = "-" if math.isnan(score.value) else f"{score.value:+.4f}"
+        rows.append((f"{TITLES[key]} {_arrow(key)}", [value, _interval(score, "+"), verdict]))
+    return [f"{name} - {first}", *_grid("", ["difference", "95% interval", ""], rows)]
+
+
+def _grid(corner: str, titles: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(titles, *(cells for _, cells in rows), strict=True)]
+    left = max(len(corner), *(len(name) for name, _ in rows))
+    lines = [(corner, titles), *rows]
+    return [
+        (f"{name:{left}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))).rstrip()
+        for name, cells in lines
+    ]
+
+
+def as_json(scored: Scored) -> dict[str, Any]:
+    """Plain values; null where a number is undefined or infinite, with the reason beside it."""
+
+    def entry(score: Score) -> dict[str, Any]:
+        found: dict[str, Any] = {"value": _plain(score.value)}
+        if score.interval is not None:
+            found["interval"] = [_plain(end) for end in score.interval]
+        if score.calibrated is not None:
+            found["calibrated"] = _plain(score.calibrated)
+        if score.undefined or math.isinf(score.value):
+            found["undefined"] = score.undefined or "infinite: a class that was voted for has probability 0"
+        return found
+
+    examples = scored.examples
+    return {
+        "examples": len(examples.votes),
+        "examples_with_votes": examples.available,
+        "classes": examples.names,
+        "hard_label": scored.hard_label,
+        "resamples": scored.resamples,
+        "predictions": [
+            {"name": file.name, "scores": {name: entry(score) for name, score in scores.items()}}
+            for file, scores in zip(scored.predictions, scored.scores, strict=True)
+        ],
+        "differences": [
+            {"name": file.name, "minus": scored.predictions[0].name, "scores": {k: entry(v) for k, v in gaps.items()}}
+            for file, gaps in zip(scored.predictions[1:], scored.differences, strict=True)
+        ],
+        "references": {
+            key: {name: _plain(value) for name, value in scores.items()} for key, scores in scored.references.items()
+        },
+    }
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def plot_scores(scored: Scored, folder: str | Path) -> list[Path]:
+    """Draw the pictures of the predictions into a folder; returns the files."""
+    from .figures import (
+        Source,
+        distribution_bars,
+        entropy_histograms,
+        entropy_scatter,
+        reliability_diagram,
+        save,
+        validation_curves,
+    )
+
+    folder, examples = Path(folder), scored.examples
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [
+        Source(file.name, file.values, examples.votes, file.from_logits, examples.gold_label)
+        for file in scored.predictions
+    ]
+    most = np.argsort(-entropy(examples.votes).round(12), kind="stable")[:4]
+    figures = {
+        "reliability": reliability_diagram(*sources),
+        "reliability_smooth": reliability_diagram(*sources, smooth=True),
+        "entropy_histogram": entropy_histograms({"votes": examples.votes}),
+        "examples": distribution_bars(
+            examples.votes,
+            {file.name: model(file.values, file.from_logits) for file in scored.predictions},
+            examples.names,
+            most,
+            [f"example {scored.predictions[0].ids[row]}" for row in most],
+        ),
+    }
+    runs = {file.name: [file.run] for file in scored.predictions if file.run is not None}
+    if runs:
+        figures["validation_curves"] = validation_curves(runs, ["soft_nll", "kl", "accuracy", "entropy_correlation"])
+    for i, source in enumerate(sources, 1):
+        figures["entropy_scatter" if len(sources) == 1 else f"entropy_scatter_{i}"] = entropy_scatter(source)
+    return [path for name, figure in figures.items() for path in save(figure, folder / name)]
