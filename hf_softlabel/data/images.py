@@ -13,7 +13,6 @@ from io import BytesIO
 
 import numpy as np
 import PIL.Image
-import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, Image
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from ..hashing import below, hash64
 from .errors import VotesError, some
-from .votes import check_example_ids, check_votes, class_names, validate_votes
+from .votes import check_example_ids, check_votes, class_names, gold_labels, validate_votes
 
 IMAGE_COLUMNS = ("image", "img")
 # Below this many images decoding takes a second or two, and a progress bar would only be noise.
@@ -69,13 +68,7 @@ class VotesImages(torch.utils.data.Dataset):
         """
         column = _image_column(dataset, column)
         votes = validate_votes(dataset)
-        table = dataset.select_columns([c for c in ("example_id", "label") if c in dataset.column_names])
-        table = table.with_format("arrow")[:]
-        example_id = table["example_id"].to_numpy().astype(np.int64)
-        if "label" in table.column_names:
-            gold_label = table["label"].cast(pa.int64()).fill_null(-1).to_numpy()
-        else:
-            gold_label = np.full(len(dataset), -1, np.int64)
+        example_id, gold_label = np.asarray(dataset.with_format("numpy")["example_id"][:]), gold_labels(dataset)
         images = _decode(dataset, column, image_size)
         tensors = (torch.from_numpy(np.array(x)) for x in (votes, example_id, gold_label))
         return cls(images, *tensors, names=class_names(dataset))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from datasets import IterableDataset as StreamingDataset
@@ -187,15 +188,19 @@ def check_example_ids(ids: np.ndarray) -> None:
         raise VotesError(f"`example_id` must be unique; these occur more than once: {some(unique[counts > 1])}.")
 
 
+def gold_labels(dataset: Dataset) -> np.ndarray:
+    """(N,) int64: the gold label, or -1 where there is none."""
+    if "label" not in dataset.column_names:
+        return np.full(len(dataset), -1, np.int64)
+    return dataset.with_format("arrow")["label"][:].cast(pa.int64()).fill_null(-1).to_numpy().copy()
+
+
 def hard_labels(dataset: Dataset, seed: int = 0) -> np.ndarray:
     """(N,) int64: the gold label where there is one, else the majority of the votes."""
     votes = torch.from_numpy(dense_votes(dataset))
     ids = torch.from_numpy(np.asarray(dataset.with_format("numpy")["example_id"][:], np.int64))
-    labels = majority_label(votes, ids, seed).numpy()
-    if "label" in dataset.column_names:
-        gold = np.array([-1 if x is None else x for x in dataset["label"][:]], np.int64)
-        labels = np.where(gold >= 0, gold, labels)
-    return labels
+    labels, gold = majority_label(votes, ids, seed).numpy(), gold_labels(dataset)
+    return np.where(gold >= 0, gold, labels)
 
 
 def split_votes(dataset: Dataset, eval_fraction: float = 0.2, seed: int = 0) -> DatasetDict:
