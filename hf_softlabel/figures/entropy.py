@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 from ..metrics import entropy, entropy_correlation, equal_mass_bins
 from ..metrics.arrays import human, model
 from .sources import Source, read_source, read_votes
-from .style import FONT, GUIDE, LOOKS, SMALL, legend_below, new_figure, panel_figure, styled
+from .style import FONT, GUIDE, LOOKS, legend_below, new_figure, panel_figure, styled
 
 # More points than this lie on top of each other: they are counted on a grid of squares. (Hexagons would zigzag where
 # people's entropies are few, as they are with few votes.)
@@ -51,7 +51,7 @@ def entropy_scatter(source: str | Path | Source) -> Figure:
         counts, edges, _ = np.histogram2d(x, y, SQUARES, range=[(0, most)] * 2)
         shown = np.ma.masked_equal(counts.T, 0)
         squares = ax.pcolormesh(edges, edges, shown, norm=LogNorm(), cmap=blues)
-        figure.colorbar(squares, label="examples", shrink=0.8).ax.tick_params(labelsize=SMALL)
+        figure.colorbar(squares, label="examples", shrink=0.8)
     else:
         ax.scatter(people, machine, 14, color=LOOKS["soft"].colour, alpha=0.35, linewidth=0)
     ax.plot([0, most], [0, most], color=GUIDE, linewidth=0.8)

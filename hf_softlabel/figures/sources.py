@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from ..data.errors import VotesError, some
 from ..metrics.arrays import human, model
+from ..predictions import read_predictions
 
 
 class Source(NamedTuple):
@@ -77,24 +76,12 @@ def _checked(p: np.ndarray, name: str) -> np.ndarray:
 
 
 def _read_run(run: Path) -> Source:
-    path = run / "predictions.parquet"
-    if not path.is_file():
-        raise VotesError(
-            f"{run} is not a finished run: there is no {path.name} in it, as `hf-softlabel train` writes."
-        )
-    table = pq.read_table(path)
-    missing = [name for name in ("logits", "votes", "label") if name not in table.column_names]
-    if missing:
-        raise VotesError(f"{path} is not of a run: it has no column {', '.join(missing)}.")
-    label = table["label"].to_numpy()
-    # -1 is written where there is no gold label.
-    label = None if (label < 0).all() else label
-    return Source(run_name(run), _rows(table["logits"]), _rows(table["votes"]), True, label)
-
-
-def _rows(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of lists of one length -> (N, C), straight from Arrow's buffers."""
-    return column.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    read = read_predictions(run)
+    if read.votes is None:
+        raise VotesError(f"{run} has no column `votes`, as a run's predictions have.")
+    # They are negative where there is none.
+    label = None if read.label is None or (read.label < 0).all() else read.label
+    return Source(run_name(run), read.values, read.votes, read.from_logits, label)
 
 
 def run_name(run: str | Path) -> str:

@@ -117,11 +117,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **g
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # inches
-    axes = figure.subplots(rows, columns, squeeze=False, **grid)
-    for ax in axes.flat:
-        # Ticks are made when the figure is drawn, and would take the size that the rc has then.
-        ax.tick_params(labelsize=SMALL)
-    return figure, axes
+    return figure, figure.subplots(rows, columns, squeeze=False, **grid)
 
 
 def panel_figure(count: int, width: float, height: float, widest: int, **grid: Any) -> tuple[Figure, list[Axes]]:
