@@ -97,6 +97,9 @@ def read_predictions(
     if not len(table):
         raise VotesError(f"{path} is empty: there are no predictions to score.")
     id_column = _id_column(table, id_column, path)
+    if not _is_id(table[id_column].type) and path.suffix.lower() != ".parquet":
+        # Readers make dates, decimals or truth values of ids that look so: take them as they are written.
+        table = _open(path, text_column=id_column)
     ids = _ids(table[id_column], id_column, path)
     where, from_logits = _find(table.schema, names, column, path)
     values, names = _values(table, where, names, order, path)
@@ -125,24 +128,46 @@ def _train_mean(run: Path) -> np.ndarray | None:
     return None if mean is None else np.asarray(mean)
 
 
-def _open(path: Path) -> pa.Table:
+def _open(path: Path, text_column: str | None = None) -> pa.Table:
+    """The table of a file; a `text_column` holds strings even where they look like something else."""
     suffix = path.suffix.lower()
     try:
-        if suffix == ".parquet":
-            return pq.read_table(path)
-        if suffix in _SEPARATORS:
-            options = pyarrow.csv.ParseOptions(delimiter=_SEPARATORS[suffix])
-            return pyarrow.csv.read_csv(path, parse_options=options)
-        if suffix in (".jsonl", ".ndjson"):
-            # One block: a column that is null in the first rows gets its type from the later ones.
-            block = pyarrow.json.ReadOptions(block_size=max(path.stat().st_size + 1, 1 << 20))
-            return pyarrow.json.read_json(path, read_options=block)
-        if suffix == ".json":
-            return pa.Table.from_pylist(json.loads(path.read_text(encoding="utf-8")))
+        table = _read(path, suffix, {text_column: pa.string()} if text_column else {})
     except FileNotFoundError:
         raise VotesError(f"There is no file {path}.") from None
-    except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
+    except VotesError:
+        raise
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise VotesError(f"{path} cannot be read as {suffix[1:]}: {error}") from None
+    if len(set(table.column_names)) < len(table.column_names):
+        twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+        raise VotesError(f"{path} has more than one column {', '.join(twice)}: rename them.")
+    return table
+
+
+def _read(path: Path, suffix: str, types: dict[str, pa.DataType]) -> pa.Table:
+    if suffix == ".parquet":
+        return pq.read_table(path)
+    if suffix in _SEPARATORS:
+        return pyarrow.csv.read_csv(
+            path,
+            parse_options=pyarrow.csv.ParseOptions(delimiter=_SEPARATORS[suffix]),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=types),
+        )
+    if suffix in (".jsonl", ".ndjson"):
+        # One block: a column that is null in the first rows gets its type from the later ones.
+        block = min(max(path.stat().st_size + 1, 1 << 20), 2**31 - 1)
+        options = {"read_options": pyarrow.json.ReadOptions(block_size=block)}
+        table = pyarrow.json.read_json(path, **options)
+        if any(pa.types.is_temporal(table.schema.field(name).type) for name in types):
+            options["parse_options"] = pyarrow.json.ParseOptions(explicit_schema=pa.schema(types))
+            return pyarrow.json.read_json(path, **options)
+        return table
+    if suffix == ".json":
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError("it must be an array of objects, one for each example: [{...}, {...}].")
+        return pa.Table.from_pylist(rows)
     raise VotesError(f"{path}: predictions are .jsonl, .json, .parquet, .csv or .tsv, or a run directory.")
 
 
@@ -158,9 +183,11 @@ def _id_column(table: pa.Table, name: str | None, path: Path) -> str:
 def _ids(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
     if column.null_count:
         raise VotesError(f"{path}: `{name}` is missing in row(s) {some(np.flatnonzero(pc.is_null(column)))}.")
+    if not _is_id(column.type):
+        raise VotesError(
+            f"{path}: `{name}` must be integers (below 2**63) or strings, not {column.type}: write them so."
+        )
     ids = column.to_numpy()
-    if ids.dtype.kind == "f":
-        raise VotesError(f"{path}: `{name}` must be integers or strings, not numbers with decimals.")
     twice = pd.Index(ids).duplicated()
     if twice.any():
         raise VotesError(f"{path}: these ids occur more than once in `{name}`: {some(pd.unique(ids[twice]))}.")
@@ -268,6 +295,11 @@ def _matrix(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
 
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
