@@ -208,18 +208,29 @@ def _find(
             if name in columns and pa.types.is_nested(schema.field(name).type):
                 return [name], is_logits
     if names is not None:
-        if set(names) <= set(columns):
-            return list(names), None
         for prefix, is_logits in PREFIXES.items():
             for keys in (names, range(len(names))):
                 wanted = [f"{prefix}{key}" for key in keys]
                 if set(wanted) <= set(columns):
+                    _refuse_others([name for name in columns if name.startswith(prefix)], wanted, path)
                     return wanted, is_logits
+        if set(names) <= set(columns):
+            return list(names), None
     classes = f", or a column for each of the classes {', '.join(map(str, names))}" if names is not None else ""
     raise VotesError(
         f"{path} has no predictions that can be found: a list in a column `logits` or `probabilities`{classes}. "
         f"It has {', '.join(columns)}. Name the column with --column."
     )
+
+
+def _refuse_others(found: Sequence[str], wanted: Sequence[str], path: Path) -> None:
+    """Predictions of a class that the votes do not have must not be dropped."""
+    others = [name for name in found if name not in wanted]
+    if others:
+        raise VotesError(
+            f"{path} also predicts {', '.join(others)}, beside the votes' classes {', '.join(wanted)}. Leave it out, "
+            "with the others' probabilities divided by their sum, or score it against votes that have it."
+        )
 
 
 def _values(
@@ -228,8 +239,12 @@ def _values(
     """Predictions (N, C) in the order of `names`, and these."""
     if len(where) > 1:
         for name in where:
-            if table[name].null_count or not _is_number(table[name].type):
-                raise VotesError(f"{path}: the column {name} must have a number in every row.")
+            kind = table[name].type
+            if not (_is_number(kind) or pa.types.is_null(kind)):
+                raise VotesError(f"{path}: the column {name} must be numbers, not {kind}.")
+            if table[name].null_count:
+                rows = np.flatnonzero(pc.is_null(table[name]))
+                raise VotesError(f"{path}: `{name}` is missing in row(s) {some(rows)}: remove them, or predict these.")
         return np.stack([table[name].to_numpy().astype(np.float64) for name in where], 1), list(names)
     column, kind = table[where[0]], table[where[0]].type
     if pa.types.is_struct(kind):
@@ -251,23 +266,33 @@ def _values(
 def _pipeline_row(row: list[dict] | None, number: int, path: Path) -> dict[str, float]:
     """[{"label": name, "score": number}, ...] -> {name: number}."""
     try:
-        return {item["label"]: item["score"] for item in row}
+        found = {item["label"]: item["score"] for item in row}
     except (TypeError, KeyError):
         raise VotesError(
             f"{path}: row {number} is not a list of {{label, score}}, as a pipeline returns it."
         ) from None
+    if len(found) < len(row):
+        raise VotesError(f"{path}: row {number} has a label more than once.")
+    return found
 
 
 def _by_name(rows: list[dict | None], names: Sequence[str] | None, path: Path) -> tuple[np.ndarray, list[str]]:
-    names = list(rows[0] or ()) if names is None else list(names)
-    wrong = [i for i, row in enumerate(rows) if row is None or any(row.get(name) is None for name in names)]
+    if names is None:
+        raise VotesError(f"{path} has predictions by name: say the order of its votes' classes with --classes.")
+    # A reader of tables gives every row the keys of all rows, with nothing in those that are not its own.
+    rows = [{name: x for name, x in (row or {}).items() if x is not None} for row in rows]
+    wrong = [i for i, row in enumerate(rows) if not set(names) <= set(row)]
     if wrong:
-        has = ", ".join(rows[wrong[0]] or ()) or "nothing"
+        has = ", ".join(rows[wrong[0]]) or "nothing"
         raise VotesError(
             f"{path}: row(s) {some(wrong)} do not have a number for every class {', '.join(names)}; the first has "
             f"{has}. From a pipeline, call it with top_k=None; if the classes have other names, rename them."
         )
-    return np.array([[row[name] for name in names] for row in rows], np.float64), names
+    _refuse_others(sorted(set().union(*rows)), names, path)
+    try:
+        return np.array([[row[name] for name in names] for row in rows], np.float64), list(names)
+    except (TypeError, ValueError):
+        raise VotesError(f"{path}: the predictions by class must be numbers.") from None
 
 
 def _permutation(names: Sequence[str], order: Sequence[str]) -> list[int]:
