@@ -79,11 +79,11 @@ def read_predictions(
     """Read the predictions of a file or a run directory.
 
     Args:
-        names: the classes in the order that is wanted.
-        order: the classes in the order of the file's lists, if that is another.
+        names: the classes in the order that is wanted. Without, the file's own `votes` are read, in its own order.
+        order: the classes in the order of the file's lists, if that is another; by default a run's model says it.
         id_column: by default `example_id`, `id` or `uid`, whichever comes first.
         column: the column with the predictions, by default one of the names above.
-        logits: whether they are logits, when the column's name does not say so; by default they are probabilities.
+        logits: whether they are logits, where the column's name does not say it; by default they are probabilities.
         normalize: divide each row of probabilities by its sum.
     """
     path = Path(path)
@@ -92,7 +92,8 @@ def read_predictions(
         path = run / "predictions.parquet"
         if not path.exists():
             raise VotesError(f"{run} is not a finished run: it has no predictions.parquet.")
-        names = names or _run_names(run)
+    own_votes = names is None
+    names, order = _orders(names, order, None if run is None else _run_names(run), run)
     table = _open(path)
     if not len(table):
         raise VotesError(f"{path} is empty: there are no predictions to score.")
@@ -101,17 +102,39 @@ def read_predictions(
         # Readers make dates, decimals or truth values of ids that look so: take them as they are written.
         table = _open(path, text_column=id_column)
     ids = _ids(table[id_column], id_column, path)
-    where, from_logits = _find(table.schema, names, column, path)
-    values, names = _values(table, where, names, order, path)
-    from_logits = logits if logits is not None else bool(from_logits)
-    _check(values, ids, from_logits, normalize, path)
+    where, said = _find(table.schema, names, column, path)
+    values = _values(table, where, names, order, path)
+    from_logits = bool(logits) if said is None else said
+    remedy = "say --logits"
+    if said is not None:
+        remedy = f"say --logits --column {where[0]}" if len(where) == 1 else "name their columns logit_<class>"
+    _check(values, ids, from_logits, normalize, path, remedy)
     if normalize and not from_logits:
         values = values / values.sum(-1, keepdims=True)
-    votes = _matrix(table["votes"], "votes", path) if "votes" in table.column_names else None
+    votes = _matrix(table["votes"], "votes", path) if own_votes and "votes" in table.column_names else None
     label = table["label"].to_numpy() if "label" in table.column_names and run is not None else None
     train_mean = _train_mean(run) if run is not None else None
+    if train_mean is not None and order is not None:
+        train_mean = train_mean[_permutation(names, order)]
     shown = str(run or path)
     return Predictions(shown, ids, values, from_logits, id_column, votes, label, train_mean, names, run)
+
+
+def _orders(
+    names: Sequence[str] | None, order: Sequence[str] | None, run_names: list[str] | None, run: Path | None
+) -> tuple[list[str] | None, list[str] | None]:
+    """The classes in the order that is wanted, and in that of the file's lists if it may be another."""
+    if names is None:
+        return (list(order) if order else run_names), None
+    if order is None and run_names is not None and sorted(run_names) != sorted(names):
+        raise VotesError(
+            f"{run} has the classes {', '.join(run_names)}, the votes {', '.join(names)}. If they are the same by "
+            "other names, give the votes' names in the order of the run's with --classes."
+        )
+    order = order or run_names
+    if order is not None:
+        _permutation(names, order)
+    return list(names), order
 
 
 def _run_names(run: Path) -> list[str] | None:
@@ -235,8 +258,8 @@ def _refuse_others(found: Sequence[str], wanted: Sequence[str], path: Path) -> N
 
 def _values(
     table: pa.Table, where: list[str], names: Sequence[str] | None, order: Sequence[str] | None, path: Path
-) -> tuple[np.ndarray, list[str] | None]:
-    """Predictions (N, C) in the order of `names`, and these."""
+) -> np.ndarray:
+    """Predictions (N, C) in the order of `names`, if there are any."""
     if len(where) > 1:
         for name in where:
             kind = table[name].type
@@ -245,7 +268,7 @@ def _values(
             if table[name].null_count:
                 rows = np.flatnonzero(pc.is_null(table[name]))
                 raise VotesError(f"{path}: `{name}` is missing in row(s) {some(rows)}: remove them, or predict these.")
-        return np.stack([table[name].to_numpy().astype(np.float64) for name in where], 1), list(names)
+        return np.stack([table[name].to_numpy().astype(np.float64) for name in where], 1)
     column, kind = table[where[0]], table[where[0]].type
     if pa.types.is_struct(kind):
         return _by_name(column.to_pylist(), names, path)
@@ -253,14 +276,10 @@ def _values(
         raise VotesError(f"{path}: `{where[0]}` must be a list of numbers, or of labels and scores, not {kind}.")
     if pa.types.is_struct(kind.value_type):
         return _by_name([_pipeline_row(row, i, path) for i, row in enumerate(column.to_pylist())], names, path)
-    values = _matrix(column, where[0], path)
+    values = _matrix(column, where[0], path).astype(np.float64, copy=False)
     if names is not None and values.shape[1] != len(names):
         raise VotesError(f"{path}: `{where[0]}` has {values.shape[1]} entries, but there are {len(names)} classes.")
-    if order is None:
-        return values, None if names is None else list(names)
-    if names is None:
-        return values, list(order)
-    return values[:, _permutation(names, order)], list(names)
+    return values if order is None else values[:, _permutation(names, order)]
 
 
 def _pipeline_row(row: list[dict] | None, number: int, path: Path) -> dict[str, float]:
@@ -276,7 +295,7 @@ def _pipeline_row(row: list[dict] | None, number: int, path: Path) -> dict[str, 
     return found
 
 
-def _by_name(rows: list[dict | None], names: Sequence[str] | None, path: Path) -> tuple[np.ndarray, list[str]]:
+def _by_name(rows: list[dict | None], names: Sequence[str] | None, path: Path) -> np.ndarray:
     if names is None:
         raise VotesError(f"{path} has predictions by name: say the order of its votes' classes with --classes.")
     # A reader of tables gives every row the keys of all rows, with nothing in those that are not its own.
@@ -290,7 +309,7 @@ def _by_name(rows: list[dict | None], names: Sequence[str] | None, path: Path) -
         )
     _refuse_others(sorted(set().union(*rows)), names, path)
     try:
-        return np.array([[row[name] for name in names] for row in rows], np.float64), list(names)
+        return np.array([[row[name] for name in names] for row in rows], np.float64)
     except (TypeError, ValueError):
         raise VotesError(f"{path}: the predictions by class must be numbers.") from None
 
@@ -315,7 +334,7 @@ def _matrix(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
     if values.null_count:
         rows = np.unique(np.flatnonzero(pc.is_null(values)) // usual)
         raise VotesError(f"{path}: `{name}` has missing numbers in row(s) {some(rows)}.")
-    return values.to_numpy(zero_copy_only=False).astype(np.float64, copy=False).reshape(len(flat), usual)
+    return values.to_numpy(zero_copy_only=False).reshape(len(flat), usual)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -331,7 +350,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
-def _check(values: np.ndarray, ids: np.ndarray, from_logits: bool, normalize: bool, path: Path) -> None:
+def _check(values: np.ndarray, ids: np.ndarray, from_logits: bool, normalize: bool, path: Path, remedy: str) -> None:
     # A logit of minus infinity is a class that the model excludes.
     wrong = np.isnan(values).any(-1) | (values == np.inf).any(-1) | (values.max(-1) == -np.inf)
     if wrong.any():
@@ -350,7 +369,7 @@ def _check(values: np.ndarray, ids: np.ndarray, from_logits: bool, normalize: bo
         wrong = ids[(np.abs(total - 1) > PROBABILITY_TOLERANCE) | (values < 0).any(-1)]
         raise VotesError(
             f"{path}: the predictions on {len(wrong)} example(s) are no probabilities: {some(wrong)}. "
-            "If they are logits, say --logits; if they are rounded, say --normalize."
+            f"If they are logits, {remedy}; if they are rounded, say --normalize."
         ) from None
 
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from .data.errors import VotesError, some
 from .data.load import load_votes
-from .data.votes import class_names, dense_votes, gold_labels
+from .data.votes import check_votes, class_names, dense_votes, gold_labels
 from .metrics import VoteScores, bootstrap_scores, calibrated_ece, difference_interval, interval, references
 from .metrics.arrays import human, log_model
 from .metrics.bootstrap import RESAMPLES
@@ -146,6 +146,7 @@ def _own_votes(file: Predictions) -> Examples:
     if file.votes is None:
         raise VotesError(f"{file.name} does not hold the votes too: say where they are with --votes.")
     names = file.names or [str(k) for k in range(file.values.shape[1])]
+    check_votes(file.votes, file.values.shape[1])
     return Examples(file.votes, file.label, names, len(file), file.train_mean)
 
 
