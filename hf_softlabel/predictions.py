@@ -354,7 +354,9 @@ def _check(values: np.ndarray, ids: np.ndarray, from_logits: bool, normalize: bo
     # A logit of minus infinity is a class that the model excludes.
     wrong = np.isnan(values).any(-1) | (values == np.inf).any(-1) | (values.max(-1) == -np.inf)
     if wrong.any():
-        raise VotesError(f"{path}: the predictions on the example(s) {some(ids[wrong])} are not finite.")
+        raise VotesError(
+            f"{path}: the predictions on the example(s) {some(ids[wrong])} are not finite: leave them out."
+        )
     if from_logits:
         return
     if normalize:
@@ -377,6 +379,10 @@ def match(predictions: Predictions, ids: np.ndarray, what: str) -> np.ndarray:
     """The rows among `ids` (M,) of the predicted examples, in the predictions' order."""
     wanted = pd.Index(predictions.ids)
     here = pd.Index(ids)
+    if here.dtype.kind == "f":
+        raise VotesError(
+            f"{what}: the ids must be integers or strings, not numbers with decimals, as {some(here[:3])}."
+        )
     if len({pd.api.types.is_numeric_dtype(index.dtype) for index in (wanted, here)}) > 1:
         # An id that a CSV wrote as 17 and a table as "17".
         wanted, here = wanted.astype(str), here.astype(str)

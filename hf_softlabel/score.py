@@ -22,7 +22,7 @@ from .scaling import Scaling
 
 @dataclass(frozen=True)
 class VotesSource:
-    """Where votes are: what [`load_votes`] takes, and perhaps one split of it."""
+    """Where votes are: what [`load_votes`] takes, and perhaps the one split whose examples are scored."""
 
     data: str
     subset: str | None = None
@@ -31,12 +31,11 @@ class VotesSource:
     options: dict[str, Any] = field(default_factory=dict)
 
     def load(self) -> dict[str, Dataset]:
+        """All splits."""
         splits = load_votes(self.data, self.subset, sources=self.sources, **self.options)
-        if self.split is None:
-            return dict(splits)
-        if self.split not in splits:
+        if self.split is not None and self.split not in splits:
             raise VotesError(f"{self.data} has no split {self.split!r}, only {', '.join(splits)}.")
-        return {self.split: splits[self.split]}
+        return dict(splits)
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def read_with_votes(
     names = None if splits is None else class_names(next(iter(splits.values())))
     files = _named_apart([read_predictions(path, names, **reading) for path in paths])
     first = files[0]
-    examples = _own_votes(first) if splits is None else _votes_on(first, splits, votes.data)
+    examples = _own_votes(first) if splits is None else _votes_on(first, splits, votes)
     if examples.votes.shape != first.values.shape:
         raise VotesError(
             f"{first.name} predicts {first.values.shape[1]} classes, but the votes have {examples.votes.shape[1]}."
@@ -150,27 +149,37 @@ def _own_votes(file: Predictions) -> Examples:
     return Examples(file.votes, file.label, names, len(file), file.train_mean)
 
 
-def _votes_on(file: Predictions, splits: dict[str, Dataset], what: str) -> Examples:
-    for name, split in splits.items():
-        if file.id_column not in split.column_names:
-            raise VotesError(
-                f"The ids of {file.name} are in `{file.id_column}`, which {what} does not have (split {name}): "
-                f"{', '.join(split.column_names)}. Say --id_column for a column that both have."
-            )
-    ids = np.concatenate([np.asarray(split.with_format("numpy")[file.id_column][:]) for split in splits.values()])
-    rows = match(file, ids, what)
-    votes = np.concatenate([dense_votes(split) for split in splits.values()])
-    gold = np.concatenate([gold_labels(split) for split in splits.values()])
-    of_train = np.concatenate([np.full(len(split), name == "train") for name, split in splits.items()])
+def _votes_on(file: Predictions, splits: dict[str, Dataset], source: VotesSource) -> Examples:
+    scored = splits if source.split is None else {source.split: splits[source.split]}
+    ids = np.concatenate([_split_ids(file, split, source) for split in scored.values()])
+    rows = match(file, ids, source.data if source.split is None else f"{source.data} ({source.split})")
+    votes = np.concatenate([dense_votes(split) for split in scored.values()])
+    gold = np.concatenate([gold_labels(split) for split in scored.values()])
+    of_train = np.concatenate([np.full(len(split), name == "train") for name, split in scored.items()])
     train_mean = file.train_mean
-    if of_train.any() and not of_train[rows].any():
-        train_mean = human(votes[of_train]).mean(0)
+    if "train" in splits and not of_train[rows].any():
+        train_mean = human(dense_votes(splits["train"])).mean(0)
     names = class_names(next(iter(splits.values())))
     return Examples(votes[rows], gold[rows], names, len(ids), train_mean)
 
 
+def _split_ids(file: Predictions, split: Dataset, source: VotesSource) -> np.ndarray:
+    """The ids of a split's examples, in the column that has those of the predictions."""
+    name = file.id_column
+    if name not in split.column_names and name == source.options.get("item"):
+        name = "example_id"  # what a long table's items have become if they are integers
+    if name not in split.column_names:
+        raise VotesError(
+            f"The ids of {file.name} are in `{name}`, which {source.data} does not have; it has "
+            f"{', '.join(split.column_names)}. Say --id_column for a column that both have, or rename one."
+        )
+    return np.asarray(split.with_format("numpy")[name][:])
+
+
 def _train_mean(source: VotesSource, names: list[str]) -> np.ndarray:
     splits = source.load()
+    if "train" in splits:
+        splits = {"train": splits["train"]}
     for split in splits.values():
         if class_names(split) != names:
             raise VotesError(f"{source.data} has other classes than the votes: {', '.join(class_names(split))}.")
