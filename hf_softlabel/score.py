@@ -138,7 +138,7 @@ def _named_apart(files: list[Predictions]) -> list[Predictions]:
     parts = [Path(file.name).parts for file in files]
     length = max(map(len, parts))
     depth = next((k for k in range(1, length) if len({p[-k:] for p in parts}) == len(parts)), length)
-    return [replace(file, name="/".join(p[-depth:])) for file, p in zip(files, parts, strict=True)]
+    return [replace(file, name=str(Path(*p[-depth:]))) for file, p in zip(files, parts, strict=True)]
 
 
 def _own_votes(file: Predictions) -> Examples:
@@ -190,6 +190,15 @@ def _on_the_same(file: Predictions, first: Predictions) -> Predictions:
     """The predictions in the order of the first's examples, which must be the same."""
     if file.values.shape[1] != first.values.shape[1]:
         raise VotesError(f"{file.name} predicts {file.values.shape[1]} classes, {first.name} {first.values.shape[1]}.")
+    if file.id_column != first.id_column:
+        raise VotesError(
+            f"The ids of {file.name} are in `{file.id_column}`, those of {first.name} in `{first.id_column}`. "
+            "Say --id_column for a column that both have, or rename one."
+        )
+    if None not in (file.names, first.names) and file.names != first.names:
+        raise VotesError(
+            f"{file.name} has the classes {', '.join(file.names)}, {first.name} {', '.join(first.names)}: say --votes."
+        )
     rows = match(first, file.ids, file.name)
     if len(file) > len(first):
         more = np.delete(file.ids, rows)
@@ -197,7 +206,15 @@ def _on_the_same(file: Predictions, first: Predictions) -> Predictions:
             f"{file.name} has {len(more)} example(s) that {first.name} does not have: {some(more)}. "
             "A difference needs the same examples in both: leave these out."
         )
-    return file.take(rows)
+    file = file.take(rows)
+    if file.votes is not None and first.votes is not None:
+        other = first.ids[(human(file.votes) != human(first.votes)).any(-1)]
+        if len(other):
+            raise VotesError(
+                f"{file.name} and {first.name} hold different votes on {len(other)} example(s): {some(other)}. "
+                "Say with --votes which to score against."
+            )
+    return file
 
 
 def scaled(file: Predictions, scaling: Scaling) -> Predictions:
