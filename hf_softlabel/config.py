@@ -108,6 +108,9 @@ class DataConfig:
     eval_split: str | None = field(default=None, metadata={"help": "Use this split instead of holding out."})
     eval_fraction: float = field(default=0.2, metadata={"help": "Share held out, stratified on the hard label."})
     split_seed: int | None = field(default=None, metadata={"help": "Default: seed."})
+    calibration_fraction: float = field(
+        default=0.0, metadata={"help": "Share of the training split kept to fit scaling and vote-coverage sets on."}
+    )
     train_size: int | None = field(default=None, metadata={"help": "Train on this many examples, stratified."})
     votes_per_example: int | None = field(default=None, metadata={"help": "K votes for each training example."})
     subsample: Literal["multinomial", "without_replacement"] = field(
@@ -132,6 +135,12 @@ class ModelConfig:
     image_size: int | None = field(default=None, metadata={"help": "Resize images; default: as they are."})
     model_revision: str | None = field(default=None, metadata={"help": "Revision of a Hub model."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a Hub model."})
+    scaling: Literal["temperature", "vector"] = field(
+        default="temperature", metadata={"help": "Fitted on the calibration split, saved with the model."}
+    )
+    vote_coverage: float = field(
+        default=0.9, metadata={"help": "Share of annotators' votes that sets of classes cover; on the same split."}
+    )
     from_scratch: bool = field(default=False, metadata={"help": "Use the configuration, not the weights."})
 
 

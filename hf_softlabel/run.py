@@ -20,18 +20,19 @@ import yaml
 from datasets import IterableDataset as StreamingDataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from .calibrate import fit_calibration, measure_calibration
 from .callbacks.console import TIMES
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
 from .data.images import IMAGE_COLUMNS
-from .data.load import load_votes
 from .data.text import text_task, tokenize_votes
-from .data.votes import class_names, dense_votes, split_stream, split_votes, subsample_votes, votes_fingerprint
+from .data.votes import class_names, dense_votes, votes_fingerprint
 from .metrics import references
 from .metrics.arrays import human
 from .models import load_model
 from .preparation import longest_input, votes_and_ids
+from .splits import Splits, load_splits
 from .trainer import VotesTrainer
 
 logger = logging.getLogger(__name__)
@@ -48,55 +49,16 @@ NOT_THE_RUN = (
     "disable_tqdm",
     "use_cpu",
 )
+# In the summary of a run; all scores are in metrics.json, and `hf-softlabel score` shows them.
+SHOWN = {
+    "soft_nll": "soft NLL",
+    "kl": "KL to the annotators",
+    "accuracy": "accuracy",
+    "ece_equal_mass_soft": "ECE, annotators",
+    "entropy_correlation": "entropy correlation",
+}
 VERIFIED = ("cifar10h", "chaosnli", "popquorn", "synthetic")
 NOT_THE_RUN_PREFIXES = ("dataloader_", "logging_", "log_", "hub_", "push_", "save_", "trackio_")
-
-
-def load_splits(config: DataConfig, seed: int) -> tuple[Any, Any]:
-    """The training split, subsampled if the recipe says so, and the eval split with the full votes."""
-    options = {
-        "label_columns": config.label_columns,
-        "item": config.item_column,
-        "label": config.label_column,
-        "annotator": config.annotator_column,
-        "names": config.class_names,
-    }
-    data = load_votes(
-        config.dataset,
-        config.subset,
-        sources=config.sources,
-        revision=config.revision,
-        streaming=config.streaming,
-        **{key: value for key, value in options.items() if value is not None},
-    )
-    if "train" not in data:
-        raise VotesError(f"There is no split 'train' among: {', '.join(data)}.")
-    split_seed = seed if config.split_seed is None else config.split_seed
-    if config.eval_split is not None:
-        if config.eval_split not in data:
-            raise VotesError(f"There is no split {config.eval_split!r} (eval_split) among: {', '.join(data)}.")
-        splits = {"train": data["train"], "eval": data[config.eval_split]}
-    elif config.streaming:
-        splits = split_stream(data["train"], config.eval_fraction, split_seed)
-    else:
-        splits = split_votes(data["train"], config.eval_fraction, split_seed)
-    train, held_out = splits["train"], splits["eval"]
-    if config.streaming:
-        for key in ("train_size", "votes_per_example"):
-            if getattr(config, key) is not None:
-                raise VotesError(f"{key} needs the whole data set: leave it out or set streaming: false.")
-        return train.shuffle(seed=seed, buffer_size=config.shuffle_buffer), held_out
-    if config.train_size is not None:
-        if not 0 < config.train_size <= len(train):
-            raise VotesError(f"train_size={config.train_size}, but the training split has {len(train)} examples.")
-        if config.train_size < len(train):
-            train = split_votes(train, config.train_size / len(train), split_seed)["eval"]
-    if config.votes_per_example is not None:
-        subsample_seed = seed if config.subsample_seed is None else config.subsample_seed
-        train = subsample_votes(
-            train, config.votes_per_example, subsample_seed, config.subsample == "without_replacement"
-        )
-    return train, held_out
 
 
 def _task(columns: list[str], text_columns: list[str] | None) -> str:
@@ -212,12 +174,13 @@ def run_recipe(
         finished = _open_run(out, config, training, overwrite)
     if finished is None or data_config.dataset not in VERIFIED:
         with training.main_process_first(local=False, desc="loading the votes"):
-            train, held_out = load_splits(data_config, training.seed)
+            splits = load_splits(data_config, training.seed)
     if finished is not None:
-        if data_config.dataset not in VERIFIED and _fingerprint(train, held_out) != finished["votes_fingerprint"]:
+        if data_config.dataset not in VERIFIED and _fingerprint(splits) != finished["votes_fingerprint"]:
             raise VotesError(f"{out} holds a finished run on other votes than {data_config.sources} has now.")
         logger.warning("%s is finished already; --overwrite starts it anew.", out)
         return finished
+    train = splits.train
     names = class_names(train)
     task = _task(train.column_names, data_config.text_columns)
     model, processing_class = load_model(
@@ -237,15 +200,17 @@ def run_recipe(
             raise VotesError(f"max_length is {data_config.max_length}, but {model_config.model} takes {limit} tokens.")
         max_length = data_config.max_length or limit
         with training.main_process_first(local=False, desc="tokenising"):
-            train, held_out = (
-                tokenize_votes(split, processing_class, max_length, data_config.text_columns)
-                for split in (train, held_out)
+            splits = Splits(
+                *(
+                    split and tokenize_votes(split, processing_class, max_length, data_config.text_columns)
+                    for split in splits
+                )
             )
     trainer = VotesTrainer(
         model=model,
         args=training,
-        train_dataset=train,
-        eval_dataset=held_out,
+        train_dataset=splits.train,
+        eval_dataset=splits.eval,
         processing_class=processing_class,
         callbacks=[history := _History(out / "history.jsonl"), *(callbacks or [])],
     )
@@ -281,12 +246,14 @@ def run_recipe(
         "train_seconds": None if checkpoint else trained.metrics["train_runtime"],
         "train_examples": None if trainer.streams else len(trainer.train_dataset),
         "eval_examples": len(prediction.predictions),
-        "votes_fingerprint": _fingerprint(train, held_out),
+        "votes_fingerprint": _fingerprint(splits),
         "undefined": trainer.undefined,
         "references": _references(prediction, train, training.ordinal),
         "train_mean": None if isinstance(train, StreamingDataset) else human(dense_votes(train)).mean(0).tolist(),
         "versions": {name: version(name) for name in PACKAGES},
     }
+    if splits.calibration is not None:
+        metrics |= _calibrate(trainer, splits.calibration, prediction, model_config, out / "model")
     if training.process_index == 0:
         _write_predictions(out / "predictions.parquet", prediction)
         write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
@@ -309,9 +276,23 @@ def _references(prediction: Any, train: Any, ordinal: bool) -> dict[str, dict[st
     return {name: _plain(scores, "") for name, scores in table.items()}
 
 
-def _fingerprint(*splits: Any) -> str | None:
+def _calibrate(
+    trainer: VotesTrainer, calibration: Any, prediction: Any, config: ModelConfig, folder: Path
+) -> dict[str, Any]:
+    """Fit the scaling and the sets on the calibration split, save them with the model, and measure them on eval."""
+    found = trainer.predict(calibration, metric_key_prefix="calibration")
+    scaling, sets = fit_calibration(found.predictions, found.label_ids[0], True, config.scaling, config.vote_coverage)
+    if trainer.args.process_index == 0:
+        scaling.save(folder)
+        sets.save(folder)
+    votes, _, gold_label = prediction.label_ids
+    measured = measure_calibration(prediction.predictions, votes, gold_label, scaling, sets, trainer.args.ordinal)
+    return {**measured, "scaled": _plain(measured["scaled"], ""), "calibration_examples": len(found.predictions)}
+
+
+def _fingerprint(splits: Splits) -> str | None:
     """Of the votes of all splits; None for streams."""
-    known = [votes_and_ids(split) for split in splits]
+    known = [votes_and_ids(split) for split in splits if split is not None]
     return None if any(votes is None for votes in known) else "-".join(votes_fingerprint(*votes) for votes in known)
 
 
@@ -330,14 +311,24 @@ def _write_predictions(path: Path, prediction: Any) -> None:
 
 def summary(metrics: dict[str, Any], output_dir: str) -> str:
     """A finished run in a few lines, its scores beside what they are to be compared with."""
-    floor, uniform = metrics["references"]["floor"], metrics["references"]["uniform"]
+    references = {
+        name: metrics["references"][key]
+        for key, name in (("floor", "own votes"), ("human", "human half"), ("uniform", "uniform"))
+        if key in metrics["references"]
+    }
     rows = [
         f"{metrics['delivery']}, seed {metrics['seed']}: {metrics['steps']} steps, world size {metrics['world_size']}",
-        f"  soft NLL             {metrics['soft_nll']:.4f}   (votes' entropy {floor['soft_nll']:.4f}, "
-        f"uniform {uniform['soft_nll']:.4f})",
-        f"  KL to the annotators {metrics['kl']:.4f}   (uniform {uniform['kl']:.4f})",
-        f"  accuracy             {metrics['accuracy']:.4f}",
+        f"  {'':22}{'score':>8}" + "".join(f"{name:>12}" for name in references),
     ]
-    if metrics["entropy_correlation"] is not None:
-        rows.append(f"  entropy correlation  {metrics['entropy_correlation']:.4f}")
-    return "\n".join([*rows, f"  label stream         {metrics['ledger_digest']}", f"written to {output_dir}"])
+    for name, title in SHOWN.items():
+        cells = "".join(f"{_cell(scores.get(name)):>12}" for scores in references.values())
+        rows.append(f"  {title:22}{_cell(metrics[name]):>8}{cells}".rstrip())
+    if "scaled" in metrics:
+        sets = metrics["vote_coverage"]
+        rows.append(f"  {'soft NLL, scaled':22}{_cell(metrics['scaled']['soft_nll']):>8}")
+        rows.append(f"  {'votes covered by sets':22}{sets['covered']:8.4f}   in {sets['set_size']:.2f} classes")
+    return "\n".join([*rows, f"  label stream {metrics['ledger_digest']}", f"written to {output_dir}"])
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

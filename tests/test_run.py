@@ -16,11 +16,13 @@ import pytest
 import yaml
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, AutoTokenizer
 
+from hf_softlabel import Scaling, VoteCoverage, VotesError, fit_vector_scaling
 from hf_softlabel.cli import main
 from hf_softlabel.config import parse_recipe
 from hf_softlabel.data.synthetic import load_synthetic
 from hf_softlabel.metrics import score_votes
-from hf_softlabel.run import load_splits
+from hf_softlabel.metrics.summary import NAMES
+from hf_softlabel.splits import load_splits
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TEXT = str(RECIPES / "synthetic" / "text.yaml")
@@ -39,6 +41,11 @@ def error_of(capsys) -> str:
     return lines[0]
 
 
+def recipe_of(path: Path | str, *options) -> tuple:
+    _, data, training = parse_recipe(path, [*map(str, options)])
+    return data, training.seed
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("run") / "text"
@@ -51,7 +58,7 @@ def test_a_run_directory_holds_what_a_report_needs(run):
     files = {"config.yaml", "metrics.json", "history.jsonl", "predictions.parquet", "model", "DONE"}
     assert names == files
     metrics = json.loads((run / "metrics.json").read_text())
-    scores = {"soft_nll", "kl", "soft_brier", "accuracy", "accuracy_majority", "entropy_correlation"}
+    scores = NAMES.keys() - {"wasserstein"}
     assert scores < metrics.keys()
     assert metrics["delivery"] == "multipass" and metrics["seed"] == 0 and metrics["world_size"] == 1
     assert metrics["train_examples"] == 64 and metrics["eval_examples"] == 400
@@ -61,7 +68,14 @@ def test_a_run_directory_holds_what_a_report_needs(run):
     )
     history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in history] == [1.0, 2.0]
+    assert all(scores < line.keys() for line in history)
     assert metrics["soft_nll"] == pytest.approx(min(line["soft_nll"] for line in history))
+    train_votes = np.array(load_splits(*recipe_of(TEXT, "--train_size", 64)).train["votes"][:])
+    assert metrics["train_mean"] == pytest.approx((train_votes / train_votes.sum(1, keepdims=True)).mean(0))
+    assert metrics["references"].keys() == {"floor", "uniform", "train_mean", "human"}
+    for reference in metrics["references"].values():
+        assert reference.keys() == scores
+    assert 0 < metrics["references"]["human"]["js_distance"] < metrics["references"]["uniform"]["js_distance"]
 
 
 def test_scores_can_be_rebuilt_from_the_predictions_and_the_model(run):
@@ -171,13 +185,47 @@ def test_a_vision_run_reloads_with_the_auto_class_and_the_pipeline_agrees(tmp_pa
 
 
 def splits(*options):
-    _, data, training = parse_recipe(TEXT, [*map(str, options)])
-    return load_splits(data, training.seed)
+    return load_splits(*recipe_of(TEXT, *options))
+
+
+def test_a_calibration_split_is_kept_from_training_and_what_is_fitted_on_it_is_saved_with_the_model(tmp_path):
+    out = tmp_path / "run"
+    options = ["--train_size", "200", "--votes_per_example", "5", "--calibration_fraction", "0.25"]
+    assert train(TEXT, out, *options, "--scaling", "vector", "--vote_coverage", "0.8") == 0
+    parts = splits(*options)
+    whole = splits("--train_size", 200, "--votes_per_example", 5)
+    assert len(parts.train) == 150 and len(parts.calibration) == 50 and whole.calibration is None
+    assert {*parts.train["example_id"][:], *parts.calibration["example_id"][:]} == {*whole.train["example_id"][:]}
+    assert {sum(votes) for votes in parts.calibration["votes"][:]} == {5}
+    assert parts.eval["votes"][:] == whole.eval["votes"][:]
+
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["train_examples"] == 150 and metrics["calibration_examples"] == 50
+    scaling, sets = Scaling.load(out / "model"), VoteCoverage.load(out / "model")
+    assert scaling.examples == sets.examples == 50 and sets.coverage == 0.8 and len(scaling.bias) == 3
+    table = pq.read_table(out / "predictions.parquet").to_pydict()
+    logits, votes = np.array(table["logits"]), np.array(table["votes"])
+    scores = score_votes(scaling(logits), votes, np.array(table["label"]), from_logits=True)
+    assert metrics["scaled"] == pytest.approx(scores, rel=1e-5)
+    assert metrics["vote_coverage"]["covered"] == pytest.approx(sets.measure(logits, votes, True)["covered"])
+    # The model alone reproduces what the scaling was fitted on.
+    model = AutoModelForSequenceClassification.from_pretrained(out / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    texts = tokenizer(parts.calibration["text"][:], padding=True, return_tensors="pt")
+    again = fit_vector_scaling(model(**texts).logits.detach(), np.array(parts.calibration["votes"][:]))
+    assert again.scale == pytest.approx(scaling.scale, abs=1e-3) and again.bias == pytest.approx(
+        scaling.bias, abs=1e-3
+    )
+
+
+def test_a_stream_has_no_calibration_split():
+    with pytest.raises(VotesError, match="calibration_fraction needs the whole data set"):
+        splits("--streaming", "true", "--calibration_fraction", "0.1")
 
 
 def test_subsampling_leaves_the_eval_split_its_full_votes():
-    full_train, full_eval = splits()
-    train_split, held_out = splits("--votes_per_example", 5)
+    full_train, full_eval, _ = splits()
+    train_split, held_out, _ = splits("--votes_per_example", 5)
     assert {sum(votes) for votes in train_split["votes"][:]} == {5}
     assert held_out["votes"][:] == full_eval["votes"][:]
     assert train_split["example_id"][:] == full_train["example_id"][:]
