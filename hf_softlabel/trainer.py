@@ -347,6 +347,11 @@ class VotesTrainer(Trainer):
             if self.streams:
                 progress = read_manifest(checkpoint)["progress"]
                 self.delivery_epoch, self.resumed_steps = progress["epoch"] - 1, progress["step"]
+        if self.model_wrapped is self.model and self.model in self.accelerator._models:
+            # An evaluation before the training has marked the model as prepared. Trainer would leave it at that, and
+            # train it without DDP: each process by itself, on its own examples.
+            self.model._is_accelerate_prepared = False
+            self.accelerator._models.remove(self.model)
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         output = super().train(resume_from_checkpoint=path, **kwargs)
         self._refuse_non_finite(output.training_loss)
