@@ -49,8 +49,8 @@ class EvaluationTable:
             return None
         prefix = key.removesuffix("soft_nll")
         shown = {name: title for name, title in COLUMNS.items() if prefix + name in logs}
-        header = f"{'epoch':>6} {'step':>6}" + "".join(f"{title:>7}" for title in shown.values())
-        cells = "".join(f"{_cell(logs[prefix + name]):>7}" for name in shown)
+        header = f"{'epoch':>6} {'step':>6}" + "".join(f"{title:>{_width(name)}}" for name, title in shown.items())
+        cells = "".join(f"{_cell(logs[prefix + name]):>{_width(name)}}" for name in shown)
         line = f"{state.epoch or 0:6.4g} {state.global_step:6}{cells}"
         # What compute_metrics of the user added, and the data set's name if there are several.
         for key in logs:
@@ -61,6 +61,11 @@ class EvaluationTable:
         self.lines = self.lines + 1 if header == self.header else 1
         self.header = header
         return rows
+
+
+def _width(name: str) -> int:
+    # A correlation may have a sign.
+    return 8 if name == "entropy_correlation" else 7
 
 
 def _cell(value: float) -> str:
