@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -185,6 +186,17 @@ def _reading(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _show(text: str) -> None:
+    """Print a text, without its arrows where the terminal or the pipe cannot show them."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate({ord("↓"): "v", ord("↑"): "^"})
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+    print(text)
+
+
 def _demo(options: argparse.Namespace) -> int:
     from .demo import run_demo
 
@@ -200,8 +212,10 @@ def _score(options: argparse.Namespace) -> int:
     if options.resamples < 0:
         raise VotesError(f"--resamples must not be negative, as {options.resamples} is; 0 is for none.")
     for temperature in options.temperature or ():
-        if not temperature > 0:
-            raise VotesError(f"--temperature must be positive, not {temperature}.")
+        if not 0 < temperature < math.inf:
+            raise VotesError(f"--temperature must be above 0 and finite, not {temperature}.")
+    if options.plot and os.path.exists(options.plot) and not os.path.isdir(options.plot):
+        raise VotesError(f"--plot {options.plot} is a file: name a folder for the pictures.")
     scalings = [Scaling(scale=1 / t, bias=None, examples=0) for t in options.temperature or ()]
     scalings += [Scaling.load(path) for path in options.scaling or ()]
     scored = score_predictions(
@@ -218,7 +232,7 @@ def _score(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_json(scored), indent=1, allow_nan=False))
     else:
-        print(format_scores(scored))
+        _show(format_scores(scored))
     if options.plot:
         files = plot_scores(scored, options.plot)
         print(f"{len(files)} pictures in {options.plot}", file=sys.stderr)
@@ -228,16 +242,15 @@ def _score(options: argparse.Namespace) -> int:
 def _calibrate(options: argparse.Namespace) -> int:
     from .calibrate import calibrate_predictions
 
-    print(
-        calibrate_predictions(
-            options.predictions,
-            _votes_source(options, options.votes, options.split),
-            options.method,
-            options.coverage,
-            options.output,
-            **_reading(options),
-        )
+    text = calibrate_predictions(
+        options.predictions,
+        _votes_source(options, options.votes, options.split),
+        options.method,
+        options.coverage,
+        options.output,
+        **_reading(options),
     )
+    _show(text)
     return 0
 
 
