@@ -20,6 +20,8 @@ def bootstrap_scores(
     tables: Sequence[VoteScores], resamples: int = RESAMPLES, seed: int = 0, progress: bool = False
 ) -> list[dict[str, np.ndarray]]:
     """The scores of each table in the same resamples of the examples: arrays (resamples,) by name."""
+    if resamples < 1:
+        raise VotesError(f"An interval needs resamples, not {resamples} of them.")
     sizes = {len(table.examples["soft_nll"]) for table in tables}
     if len(sizes) != 1:
         raise VotesError(f"Paired resamples need the same examples in all tables, not {sorted(sizes)} of them.")
@@ -42,6 +44,8 @@ def interval(name: str, estimate: float, draws: np.ndarray, level: float = LEVEL
     is taken of these, and holds the estimate; the Brier parts are squares already.
     """
     low, high = _quantiles(draws, level)
+    if np.isnan(low):
+        return low, high
     if name in CALIBRATION_ERRORS:
         low, high = (np.sqrt(max(0.0, 2 * estimate**2 - x**2)) for x in (high, low))
     elif name in BRIER_PARTS:
