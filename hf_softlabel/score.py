@@ -263,8 +263,10 @@ def score_files(
             differences.append({})
             for name, value in found.items():
                 gap = value - values[0][name]
-                ends = difference_interval(name, gap, draws[i][name] - draws[0][name]) if draws else None
-                differences[-1][name] = Score(gap, ends)
+                with np.errstate(invalid="ignore"):  # infinite in both
+                    ends = difference_interval(name, gap, draws[i][name] - draws[0][name]) if draws else None
+                reason = table.undefined.get(name) or tables[0].undefined.get(name) or "infinite in both"
+                differences[-1][name] = Score(gap, ends, undefined=reason if np.isnan(gap) else None)
     compared = references(votes, examples.train_mean, gold, ordinal)
     return Scored(files, examples, scores, differences, compared, tables[0].hard_label, resamples)
 

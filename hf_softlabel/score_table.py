@@ -38,6 +38,7 @@ REFERENCES = {"floor": "own votes", "uniform": "uniform", "train_mean": "train m
 NOTES = """Less is better where the arrow points down. "own votes": the votes themselves as predictions, whose soft NLL
 is the entropy floor. "human half": one half of each example's annotators as predictors of the other half (for soft NLL
 and KL with one vote more, spread over all classes)."""
+INFINITE = "infinite, for a class that somebody voted for has probability 0"
 CALIBRATED = '"calibrated": the ECE that a calibrated model with the same confidences would have by chance.'
 
 
@@ -51,19 +52,27 @@ def format_scores(scored: Scored) -> str:
         for file, differences in zip(scored.predictions[1:], scored.differences, strict=True):
             lines += _differences(file.name, scored.predictions[0].name, differences)
             lines.append("")
-    every = [item for scores in scored.scores for item in scores.items()]
+    every = [item for scores in [*scored.scores, *scored.differences] for item in scores.items()]
     reasons = {f"{TITLES[name]}: {score.undefined}" for name, score in every if score.undefined}
-    if any(math.isnan(value) for scores in scored.references.values() for value in scores.values()):
+    values = [(key, value) for scores in scored.references.values() for key, value in scores.items()]
+    if any(key == "entropy_correlation" and math.isnan(value) for key, value in values):
         reasons.add("entropy correlation: a constant prediction has none")
-    notes = NOTES + (f"\n{CALIBRATED}" if len(scored.predictions) == 1 else "")
-    return "\n".join([*lines, "", notes, *(f'"-" is undefined ({reason}).' for reason in sorted(reasons))])
+    notes = [NOTES]
+    if len(scored.predictions) == 1 and any(score.calibrated is not None for score in scored.scores[0].values()):
+        notes.append(CALIBRATED)
+    if any(math.isinf(value) for value in [score.value for _, score in every] + [value for _, value in values]):
+        notes.append(f'"inf": {INFINITE}.')
+    undefined = [f'"-" is undefined ({reason}).' for reason in sorted(reasons)]
+    return "\n".join([*lines, *([""] if lines[-1] else []), *notes, *undefined])
 
 
 def _head(scored: Scored) -> str:
     votes, n = scored.examples.votes, len(scored.examples.votes)
     per_example = votes.sum(-1)
-    if (votes % 1).any() or (per_example == 1).all():
-        kind = "distributions or single votes"
+    if (votes % 1).any():
+        kind = "distributions"
+    elif (per_example == 1).all():
+        kind = "single votes"
     elif per_example.min() == per_example.max():
         kind = f"{per_example[0]:.0f} votes each"
     else:
@@ -96,13 +105,15 @@ def _interval(score: Score, sign: str = "") -> str:
 def _single(scored: Scored) -> list[str]:
     (scores,) = scored.scores
     shown = {key: title for key, title in REFERENCES.items() if key in scored.references}
-    titles = ["score", "95% interval" if scored.resamples else "", *shown.values(), "calibrated"]
+    titles = ["score", "95% interval", *shown.values(), "calibrated"]
     rows = []
     for name, score in scores.items():
         cells = [_number(score.value), _interval(score)]
         cells += [_number(scored.references[key].get(name)) for key in shown]
         rows.append((f"{TITLES[name]} {_arrow(name)}", [*cells, _number(score.calibrated)]))
-    return _grid(scored.predictions[0].name, titles, rows)
+    filled = [i for i in range(len(titles)) if any(cells[i] for _, cells in rows)]
+    rows = [(name, [cells[i] for i in filled]) for name, cells in rows]
+    return _grid(scored.predictions[0].name, [titles[i] for i in filled], rows)
 
 
 def _side_by_side(scored: Scored) -> list[str]:
@@ -142,7 +153,7 @@ def _grid(corner: str, titles: list[str], rows: list[tuple[str, list[str]]]) -> 
 
 
 def as_json(scored: Scored) -> dict[str, Any]:
-    """Plain values; null where a number is undefined or infinite, with the reason beside it."""
+    """Plain values; null where a number is undefined or infinite, with the reason beside it but for references."""
 
     def entry(score: Score) -> dict[str, Any]:
         found: dict[str, Any] = {"value": _plain(score.value)}
@@ -151,7 +162,7 @@ def as_json(scored: Scored) -> dict[str, Any]:
         if score.calibrated is not None:
             found["calibrated"] = _plain(score.calibrated)
         if score.undefined or math.isinf(score.value):
-            found["undefined"] = score.undefined or "infinite: a class that was voted for has probability 0"
+            found["undefined"] = score.undefined or INFINITE
         return found
 
     examples = scored.examples
