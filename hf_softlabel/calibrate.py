@@ -45,7 +45,7 @@ def calibrate_predictions(
     return "\n".join(
         [
             f"{fitted} from {len(file):,} examples: soft NLL {before_nll:.4f} -> {after_nll:.4f} on these themselves",
-            f"sets that cover {coverage:.0%} of annotators: {sizes.mean():.2f} of {file.values.shape[1]} classes",
+            f"sets that cover {100 * coverage:g}% of annotators: {sizes.mean():.2f} of {file.values.shape[1]} classes",
             f"written to {' and '.join(map(str, files))}; use other examples to see what they are worth:",
             f"  hf-softlabel score --predictions ... --scaling {files[0]}",
         ]
