@@ -80,11 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return run[options.command](options)
+        code = run[options.command](options)
+        sys.stdout.flush()
+        return code
     except VotesError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"hf-softlabel: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # `| head` has read enough. What is left in the buffer must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         # A full disk, a folder that cannot be written to: nothing that a traceback would explain better.
         print(f"hf-softlabel: error: {error}", file=sys.stderr)
@@ -216,6 +222,9 @@ def _score(options: argparse.Namespace) -> int:
             raise VotesError(f"--temperature must be above 0 and finite, not {temperature}.")
     if options.plot and os.path.exists(options.plot) and not os.path.isdir(options.plot):
         raise VotesError(f"--plot {options.plot} is a file: name a folder for the pictures.")
+    for path in options.scaling or ():
+        if path.endswith(".json") and not os.path.exists(path):
+            raise VotesError(f"There is no file {path}.")  # and no use in asking the Hub for it
     scalings = [Scaling(scale=1 / t, bias=None, examples=0) for t in options.temperature or ()]
     scalings += [Scaling.load(path) for path in options.scaling or ()]
     scored = score_predictions(
