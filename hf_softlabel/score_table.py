@@ -99,7 +99,12 @@ def _number(value: float | None) -> str:
 def _interval(score: Score, sign: str = "") -> str:
     if score.interval is None or any(math.isnan(end) for end in score.interval):
         return ""
-    return f"[{score.interval[0]:{sign}.4f}, {score.interval[1]:{sign}.4f}]"
+    return "[" + ", ".join(f"{_rounded(end):{sign}.4f}" for end in score.interval) + "]"
+
+
+def _rounded(value: float) -> float:
+    """To four decimals, and never -0."""
+    return round(value, 4) + 0.0
 
 
 def _single(scored: Scored) -> list[str]:
@@ -137,7 +142,7 @@ def _differences(name: str, first: str, differences: dict[str, Score]) -> list[s
             low, high = score.interval
             if low > 0 or high < 0:
                 verdict = "better" if (high < 0) == lower else "worse"
-        value = "-" if math.isnan(score.value) else f"{score.value:+.4f}"
+        value = "-" if math.isnan(score.value) else f"{_rounded(score.value):+.4f}"
         rows.append((f"{TITLES[key]} {_arrow(key)}", [value, _interval(score, "+"), verdict]))
     return [f"{name} - {first}", *_grid("", ["difference", "95% interval", ""], rows)]
 
