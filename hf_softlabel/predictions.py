@@ -239,9 +239,11 @@ def _find(
                     return wanted, is_logits
         if set(names) <= set(columns):
             return list(names), None
-    classes = f", or a column for each of the classes {', '.join(map(str, names))}" if names is not None else ""
+    classes = ". (Columns by class are found when --votes or --classes says the classes.)"
+    if names is not None:
+        classes = f", or a column for each of the classes {', '.join(names)}."
     raise VotesError(
-        f"{path} has no predictions that can be found: a list in a column `logits` or `probabilities`{classes}. "
+        f"{path} has no predictions that can be found: a list in a column `logits` or `probabilities`{classes} "
         f"It has {', '.join(columns)}. Name the column with --column."
     )
 
@@ -373,26 +375,3 @@ def _check(values: np.ndarray, ids: np.ndarray, from_logits: bool, normalize: bo
             f"{path}: the predictions on {len(wrong)} example(s) are no probabilities: {some(wrong)}. "
             f"If they are logits, {remedy}; if they are rounded, say --normalize."
         ) from None
-
-
-def match(predictions: Predictions, ids: np.ndarray, what: str) -> np.ndarray:
-    """The rows among `ids` (M,) of the predicted examples, in the predictions' order."""
-    wanted = pd.Index(predictions.ids)
-    here = pd.Index(ids)
-    if here.dtype.kind == "f":
-        raise VotesError(
-            f"{what}: the ids must be integers or strings, not numbers with decimals, as {some(here[:3])}."
-        )
-    if len({pd.api.types.is_numeric_dtype(index.dtype) for index in (wanted, here)}) > 1:
-        # An id that a CSV wrote as 17 and a table as "17".
-        wanted, here = wanted.astype(str), here.astype(str)
-    if here.has_duplicates:
-        raise VotesError(f"{what}: these ids occur more than once: {some(here[here.duplicated()].unique())}.")
-    rows = here.get_indexer(wanted)
-    missing = predictions.ids[rows < 0]
-    if len(missing):
-        raise VotesError(
-            f"{predictions.name} has predictions on {len(missing)} example(s) that {what} does not have: "
-            f"{some(missing)}. Is the id column the right one (--id_column)? Its first ids are {some(here[:3])}."
-        )
-    return rows

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 
 from .data.errors import VotesError, some
@@ -16,7 +17,7 @@ from .data.votes import check_votes, class_names, dense_votes, gold_labels
 from .metrics import VoteScores, bootstrap_scores, calibrated_ece, difference_interval, interval, references
 from .metrics.arrays import human, log_model
 from .metrics.bootstrap import RESAMPLES
-from .predictions import Predictions, match, read_predictions
+from .predictions import Predictions, read_predictions
 from .scaling import Scaling
 
 
@@ -152,7 +153,7 @@ def _own_votes(file: Predictions) -> Examples:
 def _votes_on(file: Predictions, splits: dict[str, Dataset], source: VotesSource) -> Examples:
     scored = splits if source.split is None else {source.split: splits[source.split]}
     ids = np.concatenate([_split_ids(file, split, source) for split in scored.values()])
-    rows = match(file, ids, source.data if source.split is None else f"{source.data} ({source.split})")
+    rows = _match(file, ids, source.data if source.split is None else f"{source.data} ({source.split})")
     votes = np.concatenate([dense_votes(split) for split in scored.values()])
     gold = np.concatenate([gold_labels(split) for split in scored.values()])
     of_train = np.concatenate([np.full(len(split), name == "train") for name, split in scored.items()])
@@ -186,6 +187,29 @@ def _train_mean(source: VotesSource, names: list[str]) -> np.ndarray:
     return human(np.concatenate([dense_votes(split) for split in splits.values()])).mean(0)
 
 
+def _match(predictions: Predictions, ids: np.ndarray, what: str) -> np.ndarray:
+    """The rows among `ids` (M,) of the predicted examples, in the predictions' order."""
+    wanted = pd.Index(predictions.ids)
+    here = pd.Index(ids)
+    if here.dtype.kind == "f":
+        raise VotesError(
+            f"{what}: the ids must be integers or strings, not numbers with decimals, as {some(here[:3])}."
+        )
+    if len({pd.api.types.is_numeric_dtype(index.dtype) for index in (wanted, here)}) > 1:
+        # An id that a CSV wrote as 17 and a table as "17".
+        wanted, here = wanted.astype(str), here.astype(str)
+    if here.has_duplicates:
+        raise VotesError(f"{what}: these ids occur more than once: {some(here[here.duplicated()].unique())}.")
+    rows = here.get_indexer(wanted)
+    missing = predictions.ids[rows < 0]
+    if len(missing):
+        raise VotesError(
+            f"{predictions.name} has predictions on {len(missing)} example(s) that {what} does not have: "
+            f"{some(missing)}. Is the id column the right one (--id_column)? Its first ids are {some(here[:3])}."
+        )
+    return rows
+
+
 def _on_the_same(file: Predictions, first: Predictions) -> Predictions:
     """The predictions in the order of the first's examples, which must be the same."""
     if file.values.shape[1] != first.values.shape[1]:
@@ -199,7 +223,7 @@ def _on_the_same(file: Predictions, first: Predictions) -> Predictions:
         raise VotesError(
             f"{file.name} has the classes {', '.join(file.names)}, {first.name} {', '.join(first.names)}: say --votes."
         )
-    rows = match(first, file.ids, file.name)
+    rows = _match(first, file.ids, file.name)
     if len(file) > len(first):
         more = np.delete(file.ids, rows)
         raise VotesError(
