@@ -162,8 +162,19 @@ def test_a_hundred_thousand_classes():
 @pytest.mark.parametrize(
     "wrong", [np.array([[2.0, -1.0], [0.5, 0.5]]), np.array([[0.3, 0.3], [0.5, 0.5]]), np.array([[3.0, 1], [0, 1]])]
 )
-def test_logits_that_are_given_as_probabilities_are_refused(wrong):
+def test_logits_that_are_given_as_probabilities_are_refused(wrong, monkeypatch):
     votes = np.array([[1, 1], [2, 0]])
-    for score in (score_votes, metrics.soft_nll, metrics.js_distance, metrics.equal_mass_ece, metrics.soft_brier):
-        with pytest.raises(VotesError, match=r"must be probabilities, and 1 row\(s\) are not: 0 .*from_logits=True"):
-            score(wrong, votes)
+    scores = (
+        score_votes,
+        metrics.soft_nll,
+        metrics.js_distance,
+        metrics.equal_mass_ece,
+        metrics.soft_brier,
+        metrics.entropy_correlation,
+        metrics.brier_decomposition,
+    )
+    monkeypatch.setattr(arrays, "CHUNK", 4)  # two rows at a time
+    right = np.full((3, 2), 0.5)
+    for score in scores:
+        with pytest.raises(VotesError, match=r"must be probabilities, and 1 row\(s\) are not: 3 .*from_logits=True"):
+            score(np.concatenate([right, wrong]), np.concatenate([np.ones((3, 2), int), votes]))

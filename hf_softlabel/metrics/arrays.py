@@ -35,29 +35,33 @@ def human(votes: Any) -> np.ndarray:
         return p / p.sum(-1, keepdims=True)
 
 
-def log_model(predictions: Any, from_logits: bool = False) -> np.ndarray:
-    """Predictions (N, C) -> float64 log probabilities (N, C); a zero probability gives -inf."""
+def log_model(predictions: Any, from_logits: bool = False, first_row: int = 0) -> np.ndarray:
+    """Predictions (N, C) -> float64 log probabilities (N, C); a zero probability gives -inf.
+
+    `first_row` is the number of the first one in a message, if they are a chunk of more.
+    """
     q = array(predictions)
     if from_logits:
         return log_softmax(q, axis=-1)
-    check_probabilities(q)
+    check_probabilities(q, first_row)
     with np.errstate(divide="ignore"):
         return np.log(q)
 
 
-def model(predictions: Any, from_logits: bool = False) -> np.ndarray:
+def model(predictions: Any, from_logits: bool = False, first_row: int = 0) -> np.ndarray:
     """Predictions (N, C) -> float64 probabilities (N, C)."""
     if from_logits:
         return np.exp(log_softmax(array(predictions), axis=-1))
     q = array(predictions)
-    check_probabilities(q)
+    check_probabilities(q, first_row)
     return q
 
 
 def check_probabilities(q: np.ndarray, first_row: int = 0) -> None:
     """Raise [`VotesError`] unless the rows are probabilities. NaN is left to the scores, which it makes NaN."""
-    wrong = np.flatnonzero((np.abs(q.sum(-1) - 1) > PROBABILITY_TOLERANCE) | (q < 0).any(-1))
-    if len(wrong):
+    far = np.abs(q @ np.ones(q.shape[1]) - 1) > PROBABILITY_TOLERANCE
+    if far.any() or q.min(initial=0) < 0:
+        wrong = np.flatnonzero(far | (q < 0).any(-1))
         row = q[wrong[0]]
         raise VotesError(
             f"Predictions must be probabilities, and {len(wrong)} row(s) are not: {some(wrong + first_row)} "
@@ -87,7 +91,7 @@ def row_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]
 def chunks(predictions: Any, votes: Any, from_logits: bool = False) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """(rows, q, p) over chunks of rows: the model's and the annotators' distributions as float64."""
     for rows, q, p in row_chunks(predictions, votes):
-        yield rows, model(q, from_logits), human(p)
+        yield rows, model(q, from_logits, rows.start), human(p)
 
 
 def mean_of(values: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from scipy.optimize import brentq
 
 from ..data.errors import VotesError
 from .arrays import human, model, row_chunks
-from .scoring import UndefinedScoreWarning, top_weights
+from .scoring import Top, UndefinedScoreWarning
 
 BINS = 15
 # Points of the grid on [0, 1] for smooth ECE: its step is far below any bandwidth that N rows can resolve.
@@ -40,9 +41,10 @@ def confidence_and_target(
         votes = predictions  # unused: so that the rows below are the predictions' alone
     confidence, outcome = np.empty(shape[0]), np.empty(shape[0])
     for rows, raw, people in row_chunks(predictions, votes):
-        q = model(raw, from_logits)
+        q = model(raw, from_logits, rows.start)
         p = labels[rows, None] == np.arange(shape[1]) if target == "hard" else human(people)
-        confidence[rows], outcome[rows] = q.max(-1), (top_weights(q) * p).sum(-1)
+        top = Top(q)
+        confidence[rows], outcome[rows] = top.largest, top.mean(p)
     return confidence, outcome
 
 
@@ -70,24 +72,29 @@ class Confidences:
 
     def __init__(self, confidence: np.ndarray):
         self.values = confidence
-        # Rounding keeps confidences that are equal but for their last bit together.
-        self.groups, self.place = np.unique(confidence.round(12), return_inverse=True)
         self.defined = bool(len(confidence)) and not np.isnan(confidence).any()
+
+    @cached_property
+    def ranked(self) -> tuple[np.ndarray, np.ndarray]:
+        """The different confidences in their order, and the place (N,) of each example's among them."""
+        # Rounding keeps confidences that are equal but for their last bit together.
+        return np.unique(self.values.round(12), return_inverse=True)
 
     def bins(self, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
         """The bin, 0 to bins - 1, of each group of equal confidences: edges at the quantiles."""
-        mass = np.bincount(self.place, weights, minlength=len(self.groups))
+        groups, place = self.ranked
+        mass = np.bincount(place, weights, minlength=len(groups))
         above = np.cumsum(mass)
         n = round(above[-1]) if len(above) else 0
         # The group of the (n b / bins)-th smallest confidence, counted from 0, is the first of bin b.
         first = np.searchsorted(above, np.arange(1, bins) * n // bins, side="right")
-        return np.searchsorted(first, np.arange(len(self.groups)), side="right")
+        return np.searchsorted(first, np.arange(len(groups)), side="right")
 
     def equal_mass_ece(self, target: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> float:
         residual = self._residual(target, weights)
         if residual is None:
             return float("nan")
-        gaps = np.bincount(self.bins(bins, weights)[self.place], residual)
+        gaps = np.bincount(self.bins(bins, weights)[self.ranked[1]], residual)
         return float(np.abs(gaps).sum() / (len(residual) if weights is None else weights.sum()))
 
     def smooth_ece(self, target: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -113,7 +120,7 @@ def equal_mass_bins(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
     Equal confidences share a bin, whatever the order of rows; bins are then uneven, or empty.
     """
     confidences = Confidences(confidence)
-    return confidences.bins(bins)[confidences.place]
+    return confidences.bins(bins)[confidences.ranked[1]]
 
 
 def equal_mass_ece(

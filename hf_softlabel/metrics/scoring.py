@@ -41,7 +41,10 @@ def _score(
     per_example: bool,
 ) -> float | np.ndarray:
     """A rule(p, log q) of distributions, in chunks of rows."""
-    parts = [rule(human(people), log_model(raw, from_logits)) for _, raw, people in row_chunks(predictions, votes)]
+    parts = [
+        rule(human(people), log_model(raw, from_logits, rows.start))
+        for rows, raw, people in row_chunks(predictions, votes)
+    ]
     values = np.concatenate(parts) if parts else np.empty(0)
     return values if per_example else mean_of(values)
 
@@ -77,34 +80,43 @@ def accuracy(predictions: Any, labels: Any, per_example: bool = False) -> float 
     depends on the order of the classes.
     """
     q = array(predictions)
-    hits = (top_weights(q) * (np.asarray(labels)[:, None] == np.arange(q.shape[1]))).sum(-1)
+    hits = Top(q).mean(np.asarray(labels)[:, None] == np.arange(q.shape[1]))
     return hits if per_example else mean_of(hits)
 
 
 def accuracy_majority(predictions: Any, votes: Any, per_example: bool = False) -> float | np.ndarray:
     """The share of rows whose largest prediction is a majority: a class that no other has more votes than."""
     values = array(votes)
-    hits = (top_weights(array(predictions)) * (values == values.max(-1, keepdims=True))).sum(-1)
+    hits = Top(array(predictions)).mean(values == values.max(-1, keepdims=True))
     return hits if per_example else mean_of(hits)
 
 
-def top_weights(q: np.ndarray) -> np.ndarray:
-    """(N, C): 1 on the class with the largest q of each row, shared evenly if there are several; NaN if q has NaNs."""
-    top = q == q.max(-1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        return top / top.sum(-1, keepdims=True)
+class Top:
+    """The class with the largest q (N, C) of each row, or the classes that share it."""
+
+    def __init__(self, q: np.ndarray):
+        self.largest = q.max(-1)
+        self.on_top = q == self.largest[:, None]
+        self.places = np.flatnonzero(self.on_top)
+        # Nearly always. (A NaN equals nothing.)
+        self.single = len(self.places) == len(q) and not np.isnan(self.largest).any()
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """The mean of values (N, C) over the classes on top: (N,); NaN where q has NaNs."""
+        if self.single:
+            return values.ravel()[self.places].astype(np.float64, copy=False)
+        with np.errstate(invalid="ignore"):
+            return (self.on_top * values).sum(-1) / self.on_top.sum(-1)
 
 
 def entropy_correlation(predictions: Any, votes: Any, from_logits: bool = False) -> float:
     """Spearman correlation over examples of H(q) with H(p); NaN, with a warning that says why, if undefined."""
-    pairs = [
-        (cross_entropy(np.exp(log_q), log_q), entropy(people))
-        for log_q, people in (
-            (log_model(raw, from_logits), people) for _, raw, people in row_chunks(predictions, votes)
-        )
-    ]
-    model_entropy, human_entropy = (np.concatenate(x) for x in zip(*pairs, strict=True)) if pairs else ([], [])
-    value, reason = rank_correlation(TiedRanks(model_entropy), TiedRanks(human_entropy))
+    machine, people = [], []
+    for rows, raw, votes_of_rows in row_chunks(predictions, votes):
+        log_q = log_model(raw, from_logits, rows.start)
+        machine.append(cross_entropy(np.exp(log_q), log_q))
+        people.append(entropy(votes_of_rows))
+    value, reason = rank_correlation(*(TiedRanks(np.concatenate([[], *parts])) for parts in (machine, people)))
     if reason:
         warnings.warn(UndefinedScoreWarning(f"entropy_correlation is NaN: {reason}."), stacklevel=2)
     return value

@@ -12,7 +12,7 @@ from .arrays import array, human, log_model, row_chunks
 from .brier import BrierCurves
 from .calibration import Confidences
 from .disagreement import js, same_ranking
-from .scoring import TiedRanks, UndefinedScoreWarning, cross_entropy, entropy, rank_correlation, top_weights
+from .scoring import TiedRanks, Top, UndefinedScoreWarning, cross_entropy, entropy, rank_correlation
 
 # The scores in the order in which they are shown, and whether less of each is better. What is neither is a fact about
 # the votes.
@@ -71,18 +71,18 @@ class VoteScores:
         self.hard_label = "gold" if has_gold else "majority"
         parts = []
         for rows, raw, people in row_chunks(predictions, votes):
-            p, log_q = human(people), log_model(raw, from_logits)
+            p, log_q = human(people), log_model(raw, from_logits, rows.start)
             values = array(raw)  # logits are ranked as they are: softmax would tie those that underflow
             q = np.exp(log_q) if from_logits else values
-            top = top_weights(values)
-            majority = (top * (p == p.max(-1, keepdims=True))).sum(-1)
+            top = Top(values)
+            majority = top.mean(p == p.max(-1, keepdims=True))
             nll, human_entropy, model_entropy = cross_entropy(p, log_q), entropy(p), cross_entropy(q, log_q)
             distance = np.abs(p - q).sum(-1)
             part = {
                 "soft_nll": nll,
                 "kl": np.maximum(nll - human_entropy, 0),  # rounding leaves -1e-16 where q = p
                 "soft_brier": np.square(q - p).sum(-1),
-                "accuracy": (top * (gold[rows, None] == np.arange(p.shape[1]))).sum(-1) if has_gold else majority,
+                "accuracy": top.mean(gold[rows, None] == np.arange(p.shape[1])) if has_gold else majority,
                 "accuracy_majority": majority,
                 "js_distance": js(q, p),
                 "dist_ce": distance / 2,
@@ -91,7 +91,7 @@ class VoteScores:
                 "ent_ce": np.abs(model_entropy - human_entropy),
                 "rank_cs": same_ranking(values, p),
                 "confidence": q.max(-1),
-                "votes_on_top": (top * p).sum(-1),
+                "votes_on_top": top.mean(p),
                 "human_entropy": human_entropy,
                 "model_entropy": model_entropy,
             }
