@@ -278,7 +278,7 @@ def _values(
         raise VotesError(f"{path}: `{where[0]}` must be a list of numbers, or of labels and scores, not {kind}.")
     if pa.types.is_struct(kind.value_type):
         return _by_name([_pipeline_row(row, i, path) for i, row in enumerate(column.to_pylist())], names, path)
-    values = _matrix(column, where[0], path).astype(np.float64, copy=False)
+    values = _matrix(column, where[0], path, names and len(names)).astype(np.float64, copy=False)
     if names is not None and values.shape[1] != len(names):
         raise VotesError(f"{path}: `{where[0]}` has {values.shape[1]} entries, but there are {len(names)} classes.")
     return values if order is None else values[:, _permutation(names, order)]
@@ -310,10 +310,11 @@ def _by_name(rows: list[dict | None], names: Sequence[str] | None, path: Path) -
             f"{has}. From a pipeline, call it with top_k=None; if the classes have other names, rename them."
         )
     _refuse_others(sorted(set().union(*rows)), names, path)
-    try:
-        return np.array([[row[name] for name in names] for row in rows], np.float64)
-    except (TypeError, ValueError):
-        raise VotesError(f"{path}: the predictions by class must be numbers.") from None
+    numbers = [[row[name] for name in names] for row in rows]
+    wrong = [i for i, row in enumerate(numbers) if not all(type(x) in (int, float) for x in row)]
+    if wrong:
+        raise VotesError(f"{path}: row(s) {some(wrong)} have something else than a number for a class.")
+    return np.array(numbers, np.float64)
 
 
 def _permutation(names: Sequence[str], order: Sequence[str]) -> list[int]:
@@ -322,15 +323,15 @@ def _permutation(names: Sequence[str], order: Sequence[str]) -> list[int]:
     return [list(order).index(name) for name in names]
 
 
-def _matrix(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
-    """A column of lists of one length -> (N, C)."""
+def _matrix(column: pa.ChunkedArray, name: str, path: Path, classes: int | None = None) -> np.ndarray:
+    """A column of lists of one length, which should be `classes` -> (N, C)."""
     flat = column.combine_chunks()
     if not _is_list(flat.type) or not _is_number(flat.type.value_type):
         raise VotesError(f"{path}: `{name}` must be a list of numbers in each row, not {flat.type}.")
     lengths = pc.list_value_length(flat).fill_null(0).to_numpy()
-    usual = np.bincount(lengths).argmax()
-    wrong = np.flatnonzero(lengths != usual)
-    if len(wrong) or not usual:
+    usual = classes if classes in lengths else np.bincount(lengths).argmax()
+    wrong = np.flatnonzero((lengths != usual) | (lengths == 0))
+    if len(wrong):
         raise VotesError(f"{path}: `{name}` does not have {usual} entries in row(s) {some(wrong)}, as in the others.")
     values = flat.flatten()
     if values.null_count:
