@@ -75,26 +75,33 @@ class Confidences:
         self.defined = bool(len(confidence)) and not np.isnan(confidence).any()
 
     @cached_property
-    def ranked(self) -> tuple[np.ndarray, np.ndarray]:
-        """The different confidences in their order, and the place (N,) of each example's among them."""
-        # Rounding keeps confidences that are equal but for their last bit together.
-        return np.unique(self.values.round(12), return_inverse=True)
+    def rounded(self) -> np.ndarray:
+        # Keeps confidences that are equal but for their last bit together.
+        return self.values.round(12)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        return self.rounded.argsort()
 
     def bins(self, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
-        """The bin, 0 to bins - 1, of each group of equal confidences: edges at the quantiles."""
-        groups, place = self.ranked
-        mass = np.bincount(place, weights, minlength=len(groups))
-        above = np.cumsum(mass)
-        n = round(above[-1]) if len(above) else 0
-        # The group of the (n b / bins)-th smallest confidence, counted from 0, is the first of bin b.
-        first = np.searchsorted(above, np.arange(1, bins) * n // bins, side="right")
-        return np.searchsorted(first, np.arange(len(groups)), side="right")
+        """The bin (N,), 0 to bins - 1, of each confidence: edges at the quantiles."""
+        if not len(self.values):
+            return np.empty(0, np.int64)
+        if weights is None:
+            n = len(self.values)
+            edges = np.sort(self.rounded)[np.arange(1, bins) * n // bins]
+        else:
+            copies = np.cumsum(weights[self.order])
+            # The (n b / bins)-th smallest confidence, counted from 0, begins bin b.
+            first = np.searchsorted(copies, np.arange(1, bins) * round(copies[-1]) // bins, side="right")
+            edges = self.rounded[self.order[first]]
+        return np.searchsorted(edges, self.rounded, side="right")
 
     def equal_mass_ece(self, target: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> float:
         residual = self._residual(target, weights)
         if residual is None:
             return float("nan")
-        gaps = np.bincount(self.bins(bins, weights)[self.ranked[1]], residual)
+        gaps = np.bincount(self.bins(bins, weights), residual)
         return float(np.abs(gaps).sum() / (len(residual) if weights is None else weights.sum()))
 
     def smooth_ece(self, target: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -119,8 +126,7 @@ def equal_mass_bins(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
 
     Equal confidences share a bin, whatever the order of rows; bins are then uneven, or empty.
     """
-    confidences = Confidences(confidence)
-    return confidences.bins(bins)[confidences.ranked[1]]
+    return Confidences(confidence).bins(bins)
 
 
 def equal_mass_ece(
