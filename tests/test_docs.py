@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from hf_softlabel import load_votes
-from hf_softlabel.cli import EXAMPLES, TRAIN_HELP, main
+from hf_softlabel.cli import CALIBRATE_EXAMPLES, EXAMPLES, SCORE_EXAMPLES, TRAIN_HELP, _parser, main
 from hf_softlabel.config import parse_recipe
 from hf_softlabel.data.synthetic import load_synthetic
 
@@ -24,7 +25,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
-    lines += [line.strip() for line in (EXAMPLES + TRAIN_HELP).splitlines()]
+    helps = (EXAMPLES, TRAIN_HELP, SCORE_EXAMPLES, CALIBRATE_EXAMPLES)
+    lines += [line.strip() for line in "".join(helps).splitlines()]
     return sorted({line for line in lines if re.match(r"(OMP_NUM_THREADS=1 )?(hf-softlabel|accelerate) ", line)})
 
 
@@ -38,6 +40,12 @@ def test_every_training_command_names_a_recipe_and_options_that_exist(command, m
     parse_recipe(rest[0], rest[1:])
 
 
+@pytest.mark.parametrize("command", [c for c in commands() if " train " not in c])
+def test_every_other_command_has_options_that_exist(command):
+    parser, _ = _parser()
+    assert parser.parse_args(shlex.split(command)[1:]).command == shlex.split(command)[1]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A working folder with the files that the documentation speaks of."""
@@ -47,13 +55,18 @@ def folder(tmp_path_factory) -> Path:
     rows = [f"{text},{i % 3 + 1},{i % 2},{i % 5}" for i, text in enumerate(texts)]
     (folder / "votes.csv").write_text("\n".join(["question,against,unsure,for", *rows]) + "\n")
     answers = [f"{text},{'yes' if (i + who) % 3 else 'no'},{who}" for i, text in enumerate(texts) for who in range(3)]
+    share = [(0.2 + i % 5 / 10, 0.3, 0.5 - i % 5 / 10) for i in range(len(texts))]
+    lines = [f"{i},{a:.1f},{b:.1f},{c:.1f}" for i, (a, b, c) in enumerate(share)]
+    (folder / "a.csv").write_text("\n".join(["example_id,against,unsure,for", *lines]) + "\n")
+    logits = [json.dumps({"example_id": i, "logits": [a, c, b]}) for i, (a, b, c) in enumerate(share)]
+    (folder / "b.jsonl").write_text("\n".join(logits) + "\n")
     (folder / "annotations.csv").write_text("\n".join(["tweet,answer,who", *answers]) + "\n")
     return folder
 
 
 def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    ten_lines, tables, reload = blocks("README.md", "python")
+    ten_lines, tables, scores, metrics, reload = blocks("README.md", "python")
     assert len([line for line in ten_lines.splitlines() if line.strip()]) <= 11
     exec(ten_lines, {})
     assert re.search(r"0\.\d+ [0-9a-f]{16}", capsys.readouterr().out)
@@ -61,6 +74,15 @@ def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
     command = next(c for block in blocks("README.md", "bash") for c in block.splitlines() if "sls.yaml" in c)
     assert main([*shlex.split(command)[1:], "--disable_tqdm", "true"]) == 0
     exec(reload, {})
+    exec(scores, {})
+    assert Path("reliability.png").exists() and Path("reliability.pdf").exists()
+    capsys.readouterr()
+    exec(metrics, {})
+    assert re.fullmatch(r"\{'soft_nll': 0\.9\d+, 'entropy_correlation': -?1\.0\}\n", capsys.readouterr().out)
+    bash = [c for block in blocks("README.md", "bash") for c in block.splitlines()]
+    for command in (c for c in bash if c.startswith(("hf-softlabel score", "hf-softlabel calibrate"))):
+        assert main(shlex.split(command)[1:]) == 0, command
+    assert Path("figures/validation_curves.png").exists() and Path("calibration/scaling.json").exists()
 
 
 def test_the_recipe_for_ones_own_votes_trains(folder, monkeypatch):
