@@ -14,7 +14,6 @@ from queue import Empty
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from datasets.utils.logging import disable_progress_bar
 from tqdm.auto import tqdm
@@ -25,7 +24,8 @@ from .config import DataConfig, ModelConfig, SoftLabelConfig
 from .data.errors import VotesError
 from .data.synthetic import load_synthetic
 from .data.votes import class_names
-from .metrics import accuracy, entropy, kl_to_annotators, soft_nll
+from .metrics import accuracy, entropy, human_ceiling, kl_to_annotators, soft_nll
+from .predictions import Predictions, read_predictions
 from .run import run_recipe
 
 DELIVERIES = ("soft", "sls", "multipass", "majority")
@@ -68,7 +68,8 @@ def run_demo(output_dir: str | Path, seeds: int = 2) -> None:
         print(f"\n{_title(subset, seeds)}\n{_format(rows)}")
     print(
         "\nSoft NLL is the cross-entropy of held-out votes: the entropy floor is reached only by predicting each\n"
-        "example's own votes. KL is to the true distribution that the votes were drawn from."
+        "example's own votes. Half of the annotators predict the other half. KL is to the true distribution that the\n"
+        "votes were drawn from."
     )
     results = {subset: {row.name: row.scores for row in rows} for subset, rows in tables.items()}
     (out / "table.json").write_text(json.dumps(results, indent=1))
@@ -136,14 +137,15 @@ def _train(out: Path, subset: str, delivery: str, seed: int, epochs: int) -> Non
     run_recipe(model, data, training, overwrite=True, quiet=True, callbacks=[_Tick(_ticks)])
 
 
-def _predictions(out: Path, subset: str, delivery: str, seed: int) -> dict[str, np.ndarray]:
-    path = _run_dir(out, subset, delivery, seed) / "predictions.parquet"
-    return {key: np.array(values) for key, values in pq.read_table(path).to_pydict().items()}
+def _predictions(out: Path, subset: str, delivery: str, seed: int) -> Predictions:
+    return read_predictions(_run_dir(out, subset, delivery, seed))
 
 
 def _table(out: Path, subset: str, seeds: int) -> list[Row]:
     truth = np.asarray(load_synthetic(subset)["truth"][:])
-    rows = {name: Row(name, {}) for name in (*DELIVERIES, "the true distribution", "entropy floor", "uniform")}
+    keys = ("soft_nll", "accuracy", "entropy_correlation")
+    compared = ("the true distribution", "half of the annotators", "entropy floor", "uniform")
+    rows = {name: Row(name, {}) for name in (*DELIVERIES, *compared)}
 
     def add(name: str, **scores: float | None) -> None:
         for key, value in scores.items():
@@ -153,13 +155,14 @@ def _table(out: Path, subset: str, seeds: int) -> list[Row]:
         for delivery in DELIVERIES:
             run = _predictions(out, subset, delivery, seed)
             metrics = json.loads((_run_dir(out, subset, delivery, seed) / "metrics.json").read_text())
-            kl = kl_to_annotators(run["logits"], truth[run["example_id"]], from_logits=True)
-            keys = ("soft_nll", "accuracy", "entropy_correlation")
+            kl = kl_to_annotators(run.values, truth[run.ids], from_logits=True)
             add(delivery, kl_to_truth=kl, **{key: metrics[key] for key in keys})
         # The references are of the same held-out examples, which every delivery of one seed shares.
-        true, votes, label = truth[run["example_id"]], run["votes"], run["label"]
+        true, votes, label = truth[run.ids], run.votes, run.label
         even = np.full_like(true, 1 / true.shape[1])
         add("the true distribution", soft_nll=soft_nll(true, votes), kl_to_truth=0.0, accuracy=accuracy(true, label))
+        half, _ = human_ceiling(votes, label)
+        add("half of the annotators", **{key: half[key] for key in keys})
         add("entropy floor", soft_nll=float(entropy(votes).mean()))
         add("uniform", soft_nll=soft_nll(even, votes), kl_to_truth=kl_to_annotators(even, true))
     return list(rows.values())
@@ -196,12 +199,12 @@ def _figure(out: Path, examples: int = 4) -> Any:
         for subset, (above, below) in zip(MODELS, (axes[:2], axes[2:]), strict=True):
             data = load_synthetic(subset)
             runs = {delivery: _predictions(out, subset, delivery, 0) for delivery in DELIVERIES}
-            bars = {"annotators": human(runs["soft"]["votes"])}
-            bars |= {delivery: model(run["logits"], from_logits=True) for delivery, run in runs.items()}
+            bars = {"annotators": human(runs["soft"].votes)}
+            bars |= {delivery: model(run.values, from_logits=True) for delivery, run in runs.items()}
             # By the truth: the examples with the largest entropy of votes are also those whose votes fell unluckily.
-            truth = np.asarray(data["truth"][:])[runs["soft"]["example_id"]]
+            truth = np.asarray(data["truth"][:])[runs["soft"].ids]
             for column, row in enumerate(np.argsort(-entropy(truth), kind="stable")[:examples]):
-                example = data[int(runs["soft"]["example_id"][row])]
+                example = data[int(runs["soft"].ids[row])]
                 above[column].axis("off")
                 if subset == "vision":
                     above[column].imshow(example["image"])

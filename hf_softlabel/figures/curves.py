@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..data.errors import VotesError
+from ..metrics.summary import NAMES
 from .style import Look, legend_below, legend_line, looks, panel_figure, styled
 
-# All other scores are errors or distances.
-LARGER_IS_BETTER = ("accuracy", "accuracy_majority", "entropy_correlation", "rank_cs", "discrimination")
 COLUMNS = 3
-NAMES = {"soft_nll": "soft NLL", "kl": "KL to the annotators"}
+TITLES = {"soft_nll": "soft NLL", "kl": "KL to the annotators"}
 
 
 @styled
@@ -38,9 +37,9 @@ def validation_curves(
     chosen = looks(list(groups))
     for ax, key in zip(axes, metrics, strict=True):
         for look, folders in zip(chosen, groups.values(), strict=True):
-            _draw_group(ax, [read_history(run, key) for run in folders], key in LARGER_IS_BETTER, look)
+            _draw_group(ax, [read_history(run, key) for run in folders], NAMES.get(key) is False, look)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set(xlabel="epoch", ylabel=NAMES.get(key, key.replace("_", " ")))
+        ax.set(xlabel="epoch", ylabel=TITLES.get(key, key.replace("_", " ")))
     handles = [
         legend_line(look, f"{name} ({len(folders)} run{'s' * (len(folders) != 1)})")
         for look, (name, folders) in zip(chosen, groups.items(), strict=True)
