@@ -194,7 +194,7 @@ def _figure(out: Path, examples: int = 4) -> Any:
     from .figures.style import legend_below, new_figure, styled
     from .metrics.arrays import human, model
 
-    with styled:
+    with styled():
         figure, axes = new_figure(4 * examples, 7.7, 4, examples, height_ratios=[0.8, 1, 0.45, 1])
         for subset, (above, below) in zip(MODELS, (axes[:2], axes[2:]), strict=True):
             data = load_synthetic(subset)

@@ -27,7 +27,7 @@ VISIBLE = 0.01
 CHARACTERS = 44
 
 
-@styled
+@styled()
 def distribution_bars(
     votes: Any,
     models: Mapping[str, Any],

@@ -19,7 +19,7 @@ COLUMNS = 3
 TITLES = {"soft_nll": "soft NLL", "kl": "KL to the annotators"}
 
 
-@styled
+@styled()
 def validation_curves(
     runs: Mapping[str, Sequence[str | Path] | str | Path], metric: str | Sequence[str] = "soft_nll"
 ) -> Figure:

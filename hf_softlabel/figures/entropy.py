@@ -28,7 +28,7 @@ BINS = 20
 COLUMNS = 3
 
 
-@styled
+@styled()
 def entropy_scatter(source: str | Path | Source) -> Figure:
     """Model entropy against human entropy, in nats, with medians (and quartiles) over tenths of the examples.
 
@@ -86,7 +86,7 @@ def _medians(people: np.ndarray, machine: np.ndarray) -> tuple[np.ndarray, np.nd
     return x, np.array([np.quantile(machine[rows], [0.25, 0.5, 0.75]) for rows in groups]).T
 
 
-@styled
+@styled()
 def entropy_histograms(datasets: Mapping[str, Any]) -> Figure:
     """Annotator entropy over log C, from 0 to 1, in a panel per data set; the mean is marked.
 

@@ -53,7 +53,7 @@ def reliability_bins(confidence: np.ndarray, target: np.ndarray, bins: int) -> B
     return Bins(c, t, half, n)
 
 
-@styled
+@styled()
 def reliability_diagram(
     *sources: str | Path | Source, target: str = "annotators", smooth: bool = False, bins: int = 15
 ) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +39,14 @@ STYLE = {
     "lines.linewidth": 1.6,
     "hatch.linewidth": 0.8,
 }
-# A decorator of every function that draws: the style holds while artists are made, and nothing of it stays behind.
-styled = matplotlib.style.context(["default", STYLE])
+
+
+def styled() -> AbstractContextManager:
+    """For every function that draws, as `@styled()` or `with styled():`.
+
+    The style holds while artists are made, and nothing of it stays behind.
+    """
+    return matplotlib.style.context(["default", STYLE])
 
 
 class Look(NamedTuple):
