@@ -1,0 +1,185 @@
+"""Out-of-distribution detection. A higher score always means more out-of-distribution.
+
+Scores of logits z (N, C) with q = softmax(z):
+- `energy`: -T logsumexp(z / T) (Liu et al. 2020);
+- `msp`: -max q (Hendrycks and Gimpel 2017);
+- `entropy`: H(q);
+- `margin`: -(largest - second largest logit);
+- `knn`: distance to the k-th nearest of the training features, all of length 1 (Sun et al. 2022);
+- `odin`: -max softmax(z(x') / T), x' = x moved by epsilon towards a larger one (Liang et al. 2018). x is an image, or
+  the embeddings of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from ..data.errors import VotesError
+from .outputs import Inputs, collect_outputs, evaluating, logits_of, split_batch
+
+DETECTORS = ("energy", "msp", "odin", "entropy", "margin", "knn")
+# Distances of so many pairs are in memory at once.
+PAIRS = 2**22
+
+
+@dataclass(frozen=True)
+class OODSettings:
+    """What the papers leave open, stored with every result.
+
+    Args:
+        energy_temperature: T of the energy.
+        odin_temperature, odin_epsilon: T and the step of ODIN, in units of the model's inputs.
+        knn_neighbours: k.
+    """
+
+    energy_temperature: float = 1.0
+    odin_temperature: float = 1000.0
+    odin_epsilon: float = 0.0014
+    knn_neighbours: int = 50
+
+
+def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """(N, C) -> (N,)."""
+    return -temperature * torch.logsumexp(logits / temperature, -1)
+
+
+def msp(logits: Tensor) -> Tensor:
+    """(N, C) -> (N,)."""
+    return -logits.softmax(-1).amax(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """(N, C) -> (N,), in nats."""
+    return torch.special.entr(logits.softmax(-1)).sum(-1)
+
+
+def margin(logits: Tensor) -> Tensor:
+    """(N, C) -> (N,)."""
+    first, second = logits.topk(2, -1).values.unbind(-1)
+    return second - first
+
+
+def knn(features: Tensor, train_features: Tensor, neighbours: int = 50) -> Tensor:
+    """Features (N, D) and those of the training set (M, D) -> (N,): the distance to the k-th nearest of these.
+
+    In blocks of rows and of columns: the (N, M) distances are never in memory.
+    """
+    if not 0 < neighbours <= len(train_features):
+        raise VotesError(f"{neighbours} neighbours among {len(train_features)} training examples: choose fewer.")
+    x, bank = (nn.functional.normalize(f.double(), dim=-1) for f in (features, train_features))
+    columns = min(len(bank), max(neighbours, PAIRS // 256))
+    rows = max(1, PAIRS // columns)
+    result = []
+    for part in x.split(rows):
+        # The k largest cosines so far; each block of the bank may replace some.
+        best = torch.full((len(part), neighbours), -torch.inf, dtype=x.dtype)
+        for block in bank.split(columns):
+            best = torch.cat([best, part @ block.T], -1).topk(neighbours, -1).values
+        result.append((2 - 2 * best[:, -1]).clamp(min=0).sqrt())
+    return torch.cat(result) if result else torch.empty(0, dtype=x.dtype)
+
+
+def odin(model: nn.Module, inputs: Inputs, temperature: float = 1000.0, epsilon: float = 0.0014) -> Tensor:
+    """Inputs of one batch -> (N,). The model must be in eval mode; its gradients are left alone."""
+    inputs = _continuous(model, inputs)
+    key = None if isinstance(inputs, Tensor) else ("inputs_embeds" if "inputs_embeds" in inputs else "pixel_values")
+    x = (inputs if key is None else inputs[key]).detach().requires_grad_()
+
+    def logits(value: Tensor) -> Tensor:
+        return logits_of(model, value if key is None else {**inputs, key: value}) / temperature
+
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(logits(x).log_softmax(-1).amax(-1).sum(), x)
+    with torch.no_grad():
+        return msp(logits(x.detach() + epsilon * gradient.sign()))
+
+
+def _continuous(model: nn.Module, inputs: Inputs) -> Inputs:
+    """Token ids have no gradient: their embeddings take their place."""
+    if isinstance(inputs, Tensor) or "input_ids" not in inputs:
+        return inputs
+    rest = {key: value for key, value in inputs.items() if key != "input_ids"}
+    return {**rest, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
+
+
+def detection(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
+    """How well scores (N,) and (M,) tell OOD examples, the positives, from those of the distribution.
+
+    `fpr95` is the share of in-distribution examples that are flagged at the threshold that flags 95% of the OOD ones.
+    """
+    if not len(inside) or not len(outside):
+        raise VotesError("Detection needs examples of the distribution and out of it; one of the two is empty.")
+    truth = np.concatenate([np.zeros(len(inside)), np.ones(len(outside))])
+    scores = np.concatenate([inside, outside])
+    if not np.isfinite(scores).all():
+        raise VotesError("Some OOD scores are not finite: the model's outputs are NaN or infinite.")
+    false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+    return {
+        "auroc": float(roc_auc_score(truth, scores)),
+        "aupr": float(average_precision_score(truth, scores)),
+        "fpr95": float(false[np.searchsorted(true, 0.95)]),
+    }
+
+
+def ood_scores(
+    model: nn.Module,
+    batches: Iterable[Any],
+    train_features: Tensor,
+    settings: OODSettings | None = None,
+    progress: bool = False,
+    desc: str = "",
+) -> dict[str, np.ndarray]:
+    """The score (N,) of each detector on batches of inputs, or of (inputs, p), which are gone through twice."""
+    settings = settings or OODSettings()
+    outputs = collect_outputs(model, batches, progress, desc)
+    moved = []
+    with evaluating(model):
+        for batch in tqdm(batches, desc=f"{desc} ODIN", unit="batch", disable=None if progress else True, leave=False):
+            inputs, _ = split_batch(batch)
+            moved.append(odin(model, inputs, settings.odin_temperature, settings.odin_epsilon).float().cpu())
+    scores = {
+        "energy": energy(outputs.logits, settings.energy_temperature),
+        "msp": msp(outputs.logits),
+        "odin": torch.cat(moved),
+        "entropy": entropy(outputs.logits),
+        "margin": margin(outputs.logits),
+        "knn": knn(outputs.features, train_features, settings.knn_neighbours),
+    }
+    return {name: score.double().numpy() for name, score in scores.items()}
+
+
+def ood_report(
+    model: nn.Module,
+    inside: Iterable[Any],
+    outside: Mapping[str, Iterable[Any]],
+    train: Iterable[Any],
+    settings: OODSettings | None = None,
+    progress: bool = False,
+) -> tuple[dict[str, dict[str, dict[str, float]]], dict[str, dict[str, np.ndarray]]]:
+    """Detect each OOD set by every detector.
+
+    Args:
+        inside: batches of held-out examples of the distribution.
+        outside: batches of each OOD set, by name.
+        train: batches of training examples, the neighbours of KNN.
+
+    Returns:
+        {set: {detector: {auroc, aupr, fpr95}}}, and the scores {set: {detector: (N,)}}, with `in` for `inside`.
+    """
+    train_features = collect_outputs(model, train, progress, "train features").features
+    scores = {"in": ood_scores(model, inside, train_features, settings, progress, "in")}
+    for name, batches in outside.items():
+        scores[name] = ood_scores(model, batches, train_features, settings, progress, name)
+    report = {
+        name: {detector: detection(scores["in"][detector], scores[name][detector]) for detector in DETECTORS}
+        for name in outside
+    }
+    return report, scores
