@@ -1,4 +1,4 @@
-"""Predictions that any program wrote to a file, matched with the votes on the same examples.
+"""Predictions that any program wrote to a file.
 
 A file is JSON Lines, Parquet or CSV, or a run directory. It has a column with the examples' ids and the predictions as
 - a list of C numbers, in a column `logits` or `probabilities` (or another, which is named);

@@ -283,6 +283,9 @@ def test_a_difference_is_the_second_minus_the_first_with_a_paired_interval(folde
     unpaired = np.hypot(*(end[1] - end[0] for end in ends))
     assert high - low < unpaired / 2
     text = table(capsys, "--predictions", "a.jsonl", "b.jsonl", *WIDE, resamples=20)
+    # A fact about the votes, the same in both but for rounding.
+    uncertainty = [line.split() for line in text.splitlines() if line.startswith("Brier uncertainty")][1]
+    assert uncertainty == ["Brier", "uncertainty", "+0.0000", "[+0.0000,", "+0.0000]"]
     assert "[1] a.jsonl\n[2] b.jsonl\n" in text and "\nb.jsonl - a.jsonl\n" in text
 
 
