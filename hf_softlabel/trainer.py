@@ -188,6 +188,17 @@ class VotesTrainer(Trainer):
             return data_collator
         return super()._get_collator_with_removed_columns(data_collator, description)
 
+    def model_inputs(self, model: nn.Module, batch: dict[str, Any], augment: bool = False) -> dict[str, Any]:
+        """What the model gets of a collated batch: no vote columns, and normalised images."""
+        inputs = {key: value for key, value in batch.items() if key not in VOTE_COLUMNS}
+        if self.image_transform is not None and "pixel_values" in inputs:
+            pixels = self.image_transform(
+                inputs["pixel_values"], batch["example_id"], self.delivery_epoch, self.args.seed, train=augment
+            )
+            # The weights are not float32 under bf16_full_eval or DeepSpeed.
+            inputs["pixel_values"] = pixels.to(next(model.parameters()).dtype)
+        return inputs
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -199,14 +210,8 @@ class VotesTrainer(Trainer):
         # The targets never reach the model: given float labels, HF heads silently switch to a BCE loss and write
         # the wrong problem_type into the config.
         votes, example_id = inputs["votes"], inputs["example_id"]
-        inputs = {key: value for key, value in inputs.items() if key not in VOTE_COLUMNS}
         train, epoch = model.training, self.delivery_epoch
-        if self.image_transform is not None and "pixel_values" in inputs:
-            pixels = self.image_transform(
-                inputs["pixel_values"], example_id, epoch, self.args.seed, train=train and self.args.augment
-            )
-            # The weights are not float32 under bf16_full_eval or DeepSpeed.
-            inputs["pixel_values"] = pixels.to(next(model.parameters()).dtype)
+        inputs = self.model_inputs(model, inputs, augment=train and self.args.augment)
         if train:
             target = self.delivery(votes, example_id, epoch)
             self.ledger.record(epoch, example_id, target)
