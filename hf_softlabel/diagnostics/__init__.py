@@ -1,0 +1,1 @@
+"""What a trained model's surroundings, inputs and features look like, beyond its scores."""
