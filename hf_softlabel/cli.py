@@ -42,6 +42,16 @@ CALIBRATE_EXAMPLES = """examples:
   hf-softlabel calibrate --predictions calibration.jsonl --votes votes.parquet --output runs/mine/model
   hf-softlabel calibrate --predictions calibration.csv --votes chaosnli --subset snli --method vector --coverage 0.95
 """
+DIAGNOSE_DESCRIPTION = """Measure finished runs: the Hessian's largest eigenvalue and trace (each with its error), OOD
+detection, gradient variance under label sampling, and between runs linear CKA, the loss barrier with and without
+re-estimated batch norm, and Grad-CAM stability, on examples that both held out. Adds to the runs' diagnostics.json."""
+DIAGNOSE_EXAMPLES = """an OOD set is NAME=SOURCE[:SUBSET][#SPLIT]: a Hub id, a file or folder, or a data set of votes.
+
+examples:
+  hf-softlabel diagnose runs/synthetic-sls-seed3 --hessian_examples 200
+  hf-softlabel diagnose runs/a runs/b --ood svhn=ufldl-stanford/svhn:cropped_digits cifar100=uoft-cs/cifar100
+  hf-softlabel diagnose runs/nli --ood reviews=popquorn:politeness --ood_examples 1000 --no_hessian
+"""
 TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
 
 Train the model of a recipe and write a run directory: config.yaml, metrics.json, history.jsonl, predictions.parquet,
@@ -143,7 +153,30 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
         "--coverage", type=float, default=0.9, help="share of annotators that sets cover (default: %(default)s)"
     )
     calibrate.add_argument("--output", default=".", metavar="DIR", help="where the files go (default: here)")
-    return parser, {"demo": _demo, "train": _train, "score": _score, "calibrate": _calibrate}
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="Hessian, OOD detection and representations of finished runs",
+        description=DIAGNOSE_DESCRIPTION,
+        epilog=DIAGNOSE_EXAMPLES,
+        **style,
+    )
+    diagnose.add_argument("runs", nargs="+", metavar="RUN", help="directories of finished runs")
+    diagnose.add_argument("--no_hessian", action="store_true", help="leave the Hessian out, which takes the longest")
+    diagnose.add_argument("--rtol", type=float, default=0.05, help="relative error to reach (default: %(default)s)")
+    diagnose.add_argument("--hessian_examples", type=int, metavar="N", help="of the first N eval examples only")
+    diagnose.add_argument("--ood", nargs="+", default=(), metavar="NAME=SOURCE", help="OOD sets")
+    diagnose.add_argument("--ood_examples", type=int, metavar="N", help="N examples of each OOD set")
+    diagnose.add_argument("--slice", type=float, default=0.1, help="high-disagreement share (default: %(default)s)")
+    diagnose.add_argument("--points", type=int, default=11, help="on the line between two runs (default: %(default)s)")
+    diagnose.add_argument("--sources", help="where the votes lie now, if not where they were")
+    diagnose.add_argument("--output_dir", metavar="DIR", help="for numbers and pictures (default: RUN/diagnostics)")
+    return parser, {
+        "demo": _demo,
+        "train": _train,
+        "score": _score,
+        "calibrate": _calibrate,
+        "diagnose": _diagnose,
+    }
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -260,6 +293,27 @@ def _calibrate(options: argparse.Namespace) -> int:
         **_reading(options),
     )
     _show(text)
+    return 0
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from .diagnose import DiagnoseOptions, diagnose, format_diagnosis
+
+    chosen = DiagnoseOptions(
+        hessian=not options.no_hessian,
+        rtol=options.rtol,
+        hessian_examples=options.hessian_examples,
+        ood_sets=tuple(options.ood),
+        ood_examples=options.ood_examples,
+        slice_share=options.slice,
+        points=options.points,
+        sources=options.sources,
+    )
+    folder = options.output_dir or (
+        os.path.join(options.runs[0], "diagnostics") if len(options.runs) == 1 else "diagnostics"
+    )
+    print(format_diagnosis(diagnose(options.runs, chosen, folder)))
+    print(f"written to {folder}")
     return 0
 
 

@@ -19,6 +19,8 @@ from .data.errors import VotesError
 from .delivery import Delivery, DeliveryName
 from .metrics.summary import LOWER_IS_BETTER
 
+DIAGNOSTICS = ("uncertainty", "hessian", "ood")
+
 
 @dataclass
 class SoftLabelConfig(TrainingArguments):
@@ -37,6 +39,13 @@ class SoftLabelConfig(TrainingArguments):
         mixup_targets: what mixup mixes, the majority label or the whole vote distribution.
         ordinal: the classes are steps of a scale, in their order: evaluations have the Wasserstein distance too.
         augment: random crop and horizontal flip of training images; evaluation only normalises.
+        diagnostics: what to measure of the trained model; see [`hf_softlabel.callbacks.diagnostics`].
+        diagnostics_every: measure it at the end of each so many epochs too.
+        diagnostics_slice: share of the examples that are the high-disagreement slice.
+        hessian_rtol: the relative error of lambda_max and trace to reach.
+        hessian_examples: the Hessian of the first so many eval examples.
+        ood_sets: `NAME=SOURCE[:SUBSET][#SPLIT]` for each OOD set.
+        ood_examples: so many examples of each OOD set.
         allow_changed_resume: resume although the world size, the batch size or the delivery has changed.
     """
 
@@ -53,6 +62,18 @@ class SoftLabelConfig(TrainingArguments):
         default=False, metadata={"help": "Resume although world size, batch size or delivery differ."}
     )
 
+    diagnostics: list[str] | None = field(
+        default=None, metadata={"help": "Of uncertainty, hessian, ood: measured at the end, on the best checkpoint."}
+    )
+    diagnostics_every: int = field(default=0, metadata={"help": "Measure them each so many epochs too."})
+    diagnostics_slice: float = field(
+        default=0.1, metadata={"help": "Share of examples, by entropy of the votes, in the high-disagreement slice."}
+    )
+    hessian_rtol: float = field(default=0.05, metadata={"help": "Relative error of lambda_max and trace to reach."})
+    hessian_examples: int | None = field(default=None, metadata={"help": "Only the first so many eval examples."})
+    ood_sets: list[str] | None = field(default=None, metadata={"help": "NAME=SOURCE[:SUBSET][#SPLIT], each."})
+    ood_examples: int | None = field(default=None, metadata={"help": "So many examples of each OOD set."})
+
     metric_for_best_model: str | None = field(default="soft_nll", metadata={"help": "Selects the best checkpoint."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
 
@@ -65,6 +86,9 @@ class SoftLabelConfig(TrainingArguments):
             raise VotesError("prediction_loss_only is not supported: the scores are of the predictions.")
         if self.mixup_alpha <= 0:
             raise VotesError(f"mixup_alpha must be positive, not {self.mixup_alpha}.")
+        for name in self.diagnostics or ():
+            if name not in DIAGNOSTICS:
+                raise VotesError(f"diagnostics are {', '.join(DIAGNOSTICS)}; {name!r} is none of them.")
         if self.label_names not in (None, list(VOTE_COLUMNS)):
             raise VotesError(f"label_names are {', '.join(VOTE_COLUMNS)} here: leave them out.")
         self.label_names = list(VOTE_COLUMNS)

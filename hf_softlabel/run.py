@@ -20,18 +20,17 @@ import yaml
 from datasets import IterableDataset as StreamingDataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from .build import build_trainer
 from .calibrate import fit_calibration, measure_calibration
 from .callbacks.console import TIMES
+from .callbacks.recipe import add_diagnostics, write_diagnostics
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
-from .data.images import IMAGE_COLUMNS
-from .data.text import text_task, tokenize_votes
-from .data.votes import class_names, dense_votes, votes_fingerprint
+from .data.votes import dense_votes, votes_fingerprint
 from .metrics import references
 from .metrics.arrays import human
-from .models import load_model
-from .preparation import longest_input, votes_and_ids
+from .preparation import votes_and_ids
 from .splits import Splits, load_splits
 from .trainer import VotesTrainer
 
@@ -59,12 +58,6 @@ SHOWN = {
 }
 VERIFIED = ("cifar10h", "chaosnli", "popquorn", "synthetic")
 NOT_THE_RUN_PREFIXES = ("dataloader_", "logging_", "log_", "hub_", "push_", "save_", "trackio_")
-
-
-def _task(columns: list[str], text_columns: list[str] | None) -> str:
-    if any(name in columns for name in IMAGE_COLUMNS):
-        return "image"
-    return "choice" if text_columns is None and text_task(columns) == "choice" else "text"
 
 
 class _History(TrainerCallback):
@@ -143,7 +136,7 @@ def _config_of(out: Path) -> dict[str, Any] | None:
 
 def _clear(out: Path) -> None:
     """Remove what a run wrote, and nothing else."""
-    for pattern in ("DONE", "metrics.json", "predictions.parquet", "history.jsonl", "*.part", "config.yaml"):
+    for pattern in ("DONE", "*.json", "predictions.parquet", "history.jsonl", "*.part", "config.yaml"):
         for path in out.glob(pattern):
             path.unlink()
     for path in [*out.glob("checkpoint-*"), out / "model"]:
@@ -180,41 +173,10 @@ def run_recipe(
             raise VotesError(f"{out} holds a finished run on other votes than {data_config.sources} has now.")
         logger.warning("%s is finished already; --overwrite starts it anew.", out)
         return finished
-    train = splits.train
-    names = class_names(train)
-    task = _task(train.column_names, data_config.text_columns)
-    model, processing_class = load_model(
-        model_config.model,
-        names,
-        task=task,
-        width=model_config.width,
-        image_size=_image_size(model_config, train) if task == "image" else 32,
-        revision=model_config.model_revision,
-        trust_remote_code=model_config.trust_remote_code,
-        from_scratch=model_config.from_scratch,
-        seed=training.seed,
-    )
-    if task != "image":
-        limit = longest_input(model, processing_class)
-        if limit is not None and (data_config.max_length or 0) > limit:
-            raise VotesError(f"max_length is {data_config.max_length}, but {model_config.model} takes {limit} tokens.")
-        max_length = data_config.max_length or limit
-        with training.main_process_first(local=False, desc="tokenising"):
-            splits = Splits(
-                *(
-                    split and tokenize_votes(split, processing_class, max_length, data_config.text_columns)
-                    for split in splits
-                )
-            )
-    trainer = VotesTrainer(
-        model=model,
-        args=training,
-        train_dataset=splits.train,
-        eval_dataset=splits.eval,
-        processing_class=processing_class,
-        callbacks=[history := _History(out / "history.jsonl"), *(callbacks or [])],
-    )
+    history = _History(out / "history.jsonl")
+    trainer, splits = build_trainer(model_config, data_config, training, splits, [history, *(callbacks or [])])
     history.trainer = trainer
+    diagnostics = add_diagnostics(trainer)
     if quiet:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
@@ -248,13 +210,14 @@ def run_recipe(
         "eval_examples": len(prediction.predictions),
         "votes_fingerprint": _fingerprint(splits),
         "undefined": trainer.undefined,
-        "references": _references(prediction, train, training.ordinal),
-        "train_mean": None if isinstance(train, StreamingDataset) else human(dense_votes(train)).mean(0).tolist(),
+        **_references(prediction, splits.train, training.ordinal),
         "versions": {name: version(name) for name in PACKAGES},
     }
     if splits.calibration is not None:
         metrics |= _calibrate(trainer, splits.calibration, prediction, model_config, out / "model")
     if training.process_index == 0:
+        if diagnostics:
+            write_diagnostics(out, {callback.name: callback.results for callback in diagnostics})
         _write_predictions(out / "predictions.parquet", prediction)
         write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
         write_text_atomically(out / "DONE", "")
@@ -262,18 +225,15 @@ def run_recipe(
     return metrics
 
 
-def _image_size(config: ModelConfig, dataset: Any) -> int:
-    if config.image_size is not None:
-        return config.image_size
-    column = next(name for name in IMAGE_COLUMNS if name in dataset.column_names)
-    return next(iter(dataset))[column].size[0]
-
-
-def _references(prediction: Any, train: Any, ordinal: bool) -> dict[str, dict[str, float | None]]:
+def _references(prediction: Any, train: Any, ordinal: bool) -> dict[str, Any]:
+    """What the scores are to be compared with, and the mean distribution of the training votes."""
     votes, _, gold_label = prediction.label_ids
     train_votes = None if isinstance(train, StreamingDataset) else dense_votes(train)
     table = references(votes, train_votes, gold_label, ordinal)
-    return {name: _plain(scores, "") for name, scores in table.items()}
+    return {
+        "references": {name: _plain(scores, "") for name, scores in table.items()},
+        "train_mean": None if train_votes is None else human(train_votes).mean(0).tolist(),
+    }
 
 
 def _calibrate(

@@ -44,6 +44,8 @@ class EvaluationTable:
 
     def rows(self, logs: dict[str, float], state: TrainerState) -> list[str] | None:
         """The lines to print for these logs, or None if they are not of an evaluation."""
+        if any("/" in key for key in logs):
+            return _diagnostics(logs)
         key = next((key for key in logs if key.endswith("_soft_nll")), None)
         if key is None:
             return None
@@ -61,6 +63,16 @@ class EvaluationTable:
         self.lines = self.lines + 1 if header == self.header else 1
         self.header = header
         return rows
+
+
+def _diagnostics(logs: dict[str, float]) -> list[str]:
+    """A line for each group of numbers: `ood/svhn/energy  auroc 0.9120  fpr95 0.3100`."""
+    groups: dict[str, list[str]] = {}
+    for key, value in logs.items():
+        group, slash, name = key.removeprefix("eval_").rpartition("/")
+        if slash:
+            groups.setdefault(group, []).append(f"{name} {value:.4g}")
+    return [f"{group:24}  " + "  ".join(cells) for group, cells in groups.items()]
 
 
 def _width(name: str) -> int:

@@ -101,7 +101,7 @@ def load_table(
             "Annotations, one per row, cannot be streamed: counting an item's votes needs a pass over the data. Load "
             "without streaming, save the result with `to_parquet`, and stream that."
         )
-    raw = _open(path_or_id, subset, revision, streaming)
+    raw = open_table(path_or_id, subset, revision, streaming)
     if split is not None and split not in raw:
         raise VotesError(f"{path_or_id} has no split {split!r}, only {', '.join(raw)}.")
     result: DatasetDict | IterableDatasetDict = IterableDatasetDict() if streaming else DatasetDict()
@@ -118,7 +118,7 @@ def load_table(
     return result
 
 
-def _open(
+def open_table(
     path_or_id: str | os.PathLike, subset: str | None, revision: str | None, streaming: bool
 ) -> DatasetDict | IterableDatasetDict:
     """The table as it is, by splits."""

@@ -1,0 +1,62 @@
+"""OOD sets: any images or texts, brought to the model as its own examples are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from datasets import Dataset, concatenate_datasets
+
+from ..data.errors import VotesError
+from ..data.load import NAMES, load_votes
+from ..data.table import open_table
+from ..data.votes import votes_features
+
+if TYPE_CHECKING:
+    from ..trainer import VotesTrainer
+
+
+def parse_ood_set(text: str) -> tuple[str, str, str | None, str | None]:
+    """`svhn=ufldl-stanford/svhn:cropped_digits#test` -> (name, source, subset, split); both ends may be left out."""
+    name, equals, source = text.partition("=")
+    if not equals or not name or not source:
+        raise VotesError(f"An OOD set is written NAME=SOURCE[:SUBSET][#SPLIT], as svhn=owner/svhn is, not {text!r}.")
+    source, _, split = source.partition("#")
+    source, _, subset = source.partition(":")
+    return name, source, subset or None, split or None
+
+
+def load_ood_set(
+    source: str,
+    subset: str | None = None,
+    split: str | None = None,
+    examples: int | None = None,
+    seed: int = 0,
+    sources: str | None = None,
+) -> Dataset:
+    """The images or texts of a data set of votes by its name (`popquorn`), a file, a folder or a Hub id.
+
+    Args:
+        split: by default `test`, or the only one.
+        examples: so many of them, drawn at random.
+        sources: the folder with the authors' files of a data set of votes.
+    """
+    splits = load_votes(source, subset, sources) if source in NAMES else open_table(source, subset, None, False)
+    split = split or ("test" if "test" in splits else next(iter(splits)) if len(splits) == 1 else None)
+    if split not in splits:
+        raise VotesError(f"{source} has the splits {', '.join(splits)}: say which with #SPLIT.")
+    dataset = splits[split]
+    if examples is not None and examples < len(dataset):
+        rows = np.random.default_rng(seed).permutation(len(dataset))[:examples]
+        dataset = dataset.select(np.sort(rows))
+    kept = [column for column in dataset.column_names if column not in ("votes", "example_id", "label")]
+    return dataset.select_columns(kept)
+
+
+def prepare_ood_set(trainer: VotesTrainer, dataset: Dataset, name: str) -> Any:
+    """Images or texts as the trainer prepares its own. Nobody voted on them: each class gets one vote, unused."""
+    n, classes = len(dataset), trainer.num_classes
+    features = votes_features([str(k) for k in range(classes)])
+    columns = {"votes": np.ones((n, classes), np.int32).tolist(), "example_id": range(n), "label": [None] * n}
+    votes = Dataset.from_dict(columns, features=features)
+    return trainer._prepare(concatenate_datasets([dataset, votes], axis=1), trainer.processing_class, name)
