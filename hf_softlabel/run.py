@@ -136,7 +136,15 @@ def _config_of(out: Path) -> dict[str, Any] | None:
 
 def _clear(out: Path) -> None:
     """Remove what a run wrote, and nothing else."""
-    for pattern in ("DONE", "*.json", "predictions.parquet", "history.jsonl", "*.part", "config.yaml"):
+    for pattern in (
+        "DONE",
+        "metrics.json",
+        "diagnostics.json",
+        "predictions.parquet",
+        "history.jsonl",
+        "*.part",
+        "config.yaml",
+    ):
         for path in out.glob(pattern):
             path.unlink()
     for path in [*out.glob("checkpoint-*"), out / "model"]:
