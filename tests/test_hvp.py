@@ -141,7 +141,6 @@ def test_wrong_batches_are_refused(batches, message):
         (mlp(0).requires_grad_(False), {}, "no trainable parameter"),
         (mlp(0).bfloat16(), {}, "model.float"),
         (Shaped(mlp(0), lambda logits: logits.detach()), {}, "does not depend"),
-        (Shaped(mlp(0), lambda logits: "logits"), {}, "a str without logits"),
         (Shaped(mlp(0), lambda logits: (0 * logits[:, :1]).sqrt() + logits), {}, "not finite"),
         (mlp(0), {"rtol": 0}, "rtol"),
         (mlp(0), {"max_hvps": 7}, "at least 8"),

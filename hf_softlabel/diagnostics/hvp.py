@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..data.errors import VotesError, some
+from .outputs import evaluating, logits_of
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -28,27 +29,24 @@ def bare(model: nn.Module) -> nn.Module:
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Eval mode, full precision and gradients on; afterwards each submodule's mode and the generator are as before."""
-    modes = {module: module.training for module in model.modules()}
     # accelerate puts its autocast into `forward` itself, where a context from outside does not reach it.
     wrapped, original = model.__dict__.get("forward"), model.__dict__.get("_original_forward")
     with ExitStack() as stack:
         # A DataLoader draws from the global generator whenever it is iterated, even without shuffling.
         stack.enter_context(torch.random.fork_rng(devices=[]))
+        # This also ends a `no_grad` of the caller.
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast(_device(model).type, enabled=False))
         # The other kernels of scaled_dot_product_attention have no second derivative.
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(evaluating(model))
         try:
-            model.eval()
             if original is not None:
                 model.forward = original
             yield
         finally:
             if original is not None:
                 model.forward = wrapped
-            for module, training in modes.items():
-                module.training = training
 
 
 class HessianProduct:
@@ -144,16 +142,16 @@ class HessianProduct:
                 f"A batch must be a pair (inputs, p); batch {number} is a {type(batch).__name__}."
             ) from None
         device = self.parameters[0].device
-        if isinstance(inputs, Tensor):
-            outputs = self.model(inputs.to(device))
-        elif isinstance(inputs, Mapping):
-            outputs = self.model(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()})
+        if isinstance(inputs, Mapping):
+            inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        elif isinstance(inputs, Tensor):
+            inputs = inputs.to(device)
         else:
             raise VotesError(
                 f"Batch {number}: the inputs must be a tensor, or a dict of tensors for model(**inputs), "
                 f"not a {type(inputs).__name__}."
             )
-        logits = logits_of(outputs)
+        logits = logits_of(self.model, inputs)
         p = distributions(votes, number).to(logits)
         if logits.shape != p.shape:
             raise VotesError(
@@ -166,22 +164,6 @@ class HessianProduct:
         if not loss.requires_grad:
             raise VotesError("The loss does not depend on any trainable parameter: is a part of the model detached?")
         return loss, len(p)
-
-
-def logits_of(outputs: Any) -> Tensor:
-    """The logits of whatever a model returns: a tensor, a tuple that begins with them, or an object or dict."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    if isinstance(outputs, Mapping) and "logits" in outputs:
-        return outputs["logits"]
-    if hasattr(outputs, "logits"):
-        return outputs.logits
-    if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):
-        return outputs[0]
-    raise VotesError(
-        f"The model returns a {type(outputs).__name__} without logits: it must return a tensor, a tuple that begins "
-        "with the logits, or an object with `logits`."
-    )
 
 
 def distributions(votes: Any, number: int) -> Tensor:
