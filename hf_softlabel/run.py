@@ -30,6 +30,7 @@ from .data.errors import VotesError
 from .data.votes import dense_votes, votes_fingerprint
 from .metrics import references
 from .metrics.arrays import human
+from .metrics.summary import TITLES
 from .preparation import votes_and_ids
 from .splits import Splits, load_splits
 from .trainer import VotesTrainer
@@ -49,13 +50,7 @@ NOT_THE_RUN = (
     "use_cpu",
 )
 # In the summary of a run; all scores are in metrics.json, and `hf-softlabel score` shows them.
-SHOWN = {
-    "soft_nll": "soft NLL",
-    "kl": "KL to the annotators",
-    "accuracy": "accuracy",
-    "ece_equal_mass_soft": "ECE, annotators",
-    "entropy_correlation": "entropy correlation",
-}
+SHOWN = ("soft_nll", "kl", "accuracy", "ece_equal_mass_soft", "entropy_correlation")
 VERIFIED = ("cifar10h", "chaosnli", "popquorn", "synthetic")
 NOT_THE_RUN_PREFIXES = ("dataloader_", "logging_", "log_", "hub_", "push_", "save_", "trackio_")
 
@@ -288,9 +283,9 @@ def summary(metrics: dict[str, Any], output_dir: str) -> str:
         f"{metrics['delivery']}, seed {metrics['seed']}: {metrics['steps']} steps, world size {metrics['world_size']}",
         f"  {'':22}{'score':>8}" + "".join(f"{name:>12}" for name in references),
     ]
-    for name, title in SHOWN.items():
+    for name in SHOWN:
         cells = "".join(f"{_cell(scores.get(name)):>12}" for scores in references.values())
-        rows.append(f"  {title:22}{_cell(metrics[name]):>8}{cells}".rstrip())
+        rows.append(f"  {TITLES[name]:22}{_cell(metrics[name]):>8}{cells}".rstrip())
     if "scaled" in metrics:
         sets = metrics["vote_coverage"]
         rows.append(f"  {'soft NLL, scaled':22}{_cell(metrics['scaled']['soft_nll']):>8}")

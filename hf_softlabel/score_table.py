@@ -10,30 +10,9 @@ import numpy as np
 
 from .metrics import entropy
 from .metrics.arrays import model
-from .metrics.summary import NAMES
+from .metrics.summary import NAMES, TITLES
 from .score import Score, Scored
 
-TITLES = {
-    "soft_nll": "soft NLL",
-    "kl": "KL to annotators",
-    "soft_brier": "soft Brier",
-    "accuracy": "accuracy",
-    "accuracy_majority": "accuracy (majority)",
-    "ece_equal_mass": "ECE, hard label",
-    "ece_equal_mass_soft": "ECE, annotators",
-    "smooth_ece": "smooth ECE, hard label",
-    "smooth_ece_soft": "smooth ECE, annotators",
-    "entropy_correlation": "entropy correlation",
-    "js_distance": "JS distance",
-    "dist_ce": "DistCE (TVD)",
-    "manhattan": "Manhattan",
-    "wasserstein": "Wasserstein",
-    "ent_ce": "EntCE",
-    "rank_cs": "RankCS",
-    "brier_miscalibration": "Brier miscalibration",
-    "brier_discrimination": "Brier discrimination",
-    "brier_uncertainty": "Brier uncertainty",
-}
 REFERENCES = {"floor": "own votes", "uniform": "uniform", "train_mean": "train mean", "human": "human half"}
 NOTES = """Less is better where the arrow points down. "own votes": the votes themselves as predictions, whose soft NLL
 is the entropy floor. "human half": one half of each example's annotators as predictors of the other half (for soft NLL

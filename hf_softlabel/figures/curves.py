@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..data.errors import VotesError
-from ..metrics.summary import NAMES
+from ..metrics.summary import NAMES, TITLES
 from .style import Look, legend_below, legend_line, looks, panel_figure, styled
 
 COLUMNS = 3
-TITLES = {"soft_nll": "soft NLL", "kl": "KL to the annotators"}
 
 
 @styled()
@@ -39,7 +38,7 @@ def validation_curves(
         for look, folders in zip(chosen, groups.values(), strict=True):
             _draw_group(ax, [read_history(run, key) for run in folders], NAMES.get(key) is False, look)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set(xlabel="epoch", ylabel=TITLES.get(key, key.replace("_", " ")))
+        ax.set(xlabel="epoch", ylabel=TITLES.get(key, key))
     handles = [
         legend_line(look, f"{name} ({len(folders)} run{'s' * (len(folders) != 1)})")
         for look, (name, folders) in zip(chosen, groups.items(), strict=True)

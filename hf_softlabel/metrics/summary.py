@@ -37,6 +37,27 @@ NAMES = {
     "brier_discrimination": False,
     "brier_uncertainty": None,
 }
+TITLES = {
+    "soft_nll": "soft NLL",
+    "kl": "KL to annotators",
+    "soft_brier": "soft Brier",
+    "accuracy": "accuracy",
+    "accuracy_majority": "accuracy (majority)",
+    "ece_equal_mass": "ECE, hard label",
+    "ece_equal_mass_soft": "ECE, annotators",
+    "smooth_ece": "smooth ECE, hard label",
+    "smooth_ece_soft": "smooth ECE, annotators",
+    "entropy_correlation": "entropy correlation",
+    "js_distance": "JS distance",
+    "dist_ce": "DistCE (TVD)",
+    "manhattan": "Manhattan",
+    "wasserstein": "Wasserstein",
+    "ent_ce": "EntCE",
+    "rank_cs": "RankCS",
+    "brier_miscalibration": "Brier miscalibration",
+    "brier_discrimination": "Brier discrimination",
+    "brier_uncertainty": "Brier uncertainty",
+}
 LOWER_IS_BETTER = tuple(name for name, lower in NAMES.items() if lower)
 
 
