@@ -84,7 +84,7 @@ def hessian_bars(runs: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def _curvature(name: str, results: Mapping[str, Any], key: str, is_slice: bool) -> tuple[float, float, bool]:
-    """Value, error (NaN if it is not finite) and whether it converged."""
+    """Value, error (NaN if they are unknown) and whether it converged."""
     try:
         found = results["high_disagreement"] if is_slice else results
         value, error, converged = found[key], found[f"{key}_error"], found[f"{key}_converged"]
@@ -92,7 +92,7 @@ def _curvature(name: str, results: Mapping[str, Any], key: str, is_slice: bool) 
         raise VotesError(f"{name}: the Hessian's results have no {missing}, as diagnostics.json has.") from None
     # null in the file: it was not finite.
     value, error = (math.nan if x is None else float(x) for x in (value, error))
-    return value, error if math.isfinite(error) else math.nan, bool(converged)
+    return value, error, bool(converged)
 
 
 def _draw_bar(ax: Axes, place: float, values: np.ndarray, look: Look, is_slice: bool) -> None:
