@@ -11,12 +11,21 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
+from .conformal import VoteCoverage
 from .data.errors import VotesError, some
 from .data.load import load_votes
 from .data.votes import check_votes, class_names, dense_votes, gold_labels
-from .metrics import VoteScores, bootstrap_scores, calibrated_ece, difference_interval, interval, references
+from .metrics import (
+    VoteScores,
+    bootstrap_scores,
+    calibrated_reference,
+    difference_interval,
+    interval,
+    references,
+)
 from .metrics.arrays import human, log_model
 from .metrics.bootstrap import RESAMPLES
+from .metrics.reference import HARD_ERRORS
 from .predictions import Predictions, read_predictions
 from .scaling import Scaling
 
@@ -57,7 +66,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Score:
-    """A score, its 95% interval, and for an ECE what a calibrated model would have; NaN with the reason."""
+    """A score, its 95% interval, and for a calibration error that of a calibrated model; NaN with the reason."""
 
     value: float
     interval: tuple[float, float] | None = None
@@ -74,6 +83,7 @@ class Scored:
         differences: {score: Score} for each predictions but the first: its difference from the first.
         references: {reference: {score: value}}.
         hard_label: `gold` or `majority`, what accuracy and the hard ECEs are against.
+        coverage: what vote-coverage sets hold of the votes, for each predictions, if sets were given.
     """
 
     predictions: list[Predictions]
@@ -83,6 +93,7 @@ class Scored:
     references: dict[str, dict[str, float]]
     hard_label: str
     resamples: int
+    coverage: list[dict[str, Any]] = field(default_factory=list)
 
 
 def score_predictions(
@@ -90,6 +101,7 @@ def score_predictions(
     votes: VotesSource | None = None,
     train_votes: VotesSource | None = None,
     scalings: Sequence[Scaling] = (),
+    sets: VoteCoverage | None = None,
     ordinal: bool = False,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -103,6 +115,7 @@ def score_predictions(
         train_votes: votes whose mean distribution is the reference `train_mean`; by default the split `train` of
             `votes` if no scored example is in it, or what a run directory says.
         scalings: one for all predictions, or one for each.
+        sets: vote-coverage sets to measure, of the predictions before any scaling.
         ordinal: the classes are steps of a scale.
         resamples: of the bootstrap; 0 for no intervals.
         reading: of [`read_predictions`].
@@ -110,12 +123,13 @@ def score_predictions(
     files, examples = read_with_votes(paths, votes, **reading)
     if train_votes is not None:
         examples = replace(examples, train_mean=_train_mean(train_votes, examples.names))
+    coverage = [sets.measure(file.values, examples.votes, file.from_logits) for file in files if sets is not None]
     if scalings:
         each = list(scalings) * len(files) if len(scalings) == 1 else list(scalings)
         if len(each) != len(files):
             raise VotesError(f"{len(scalings)} scalings for {len(files)} predictions: give one, or one for each.")
         files = [scaled(file, scaling) for file, scaling in zip(files, each, strict=True)]
-    return score_files(files, examples, ordinal, resamples, seed, progress)
+    return replace(score_files(files, examples, ordinal, resamples, seed, progress), coverage=coverage)
 
 
 def read_with_votes(
@@ -268,10 +282,15 @@ def score_files(
     votes, gold = examples.votes, examples.gold_label
     tables = [VoteScores(file.values, votes, gold, file.from_logits, ordinal) for file in files]
     values = [table.scores() for table in tables]
+    # One example has no spread to resample.
+    resamples = resamples if len(votes) > 1 else 0
     draws = bootstrap_scores(tables, resamples, seed, progress) if resamples else None
     scores, differences = [], []
     for i, (file, table, found) in enumerate(zip(files, tables, values, strict=True)):
-        calibrated = _calibrated(file, votes, gold, table.hard_label)
+        calibrated = calibrated_reference(file.values, votes, file.from_logits)
+        if table.hard_label == "majority":
+            # A label drawn from the prediction is no majority of many.
+            calibrated = {name: value for name, value in calibrated.items() if name not in HARD_ERRORS}
         scores.append(
             {
                 name: Score(
@@ -286,20 +305,11 @@ def score_files(
         if i:
             differences.append({})
             for name, value in found.items():
-                gap = value - values[0][name]
+                pair = values[0][name], value
                 with np.errstate(invalid="ignore"):  # infinite in both
-                    ends = difference_interval(name, gap, draws[i][name] - draws[0][name]) if draws else None
+                    gap = value - values[0][name]
+                ends = difference_interval(name, pair, (draws[0][name], draws[i][name])) if draws else None
                 reason = table.undefined.get(name) or tables[0].undefined.get(name) or "infinite in both"
                 differences[-1][name] = Score(gap, ends, undefined=reason if np.isnan(gap) else None)
     compared = references(votes, examples.train_mean, gold, ordinal)
     return Scored(files, examples, scores, differences, compared, tables[0].hard_label, resamples)
-
-
-def _calibrated(file: Predictions, votes: np.ndarray, gold: np.ndarray | None, hard_label: str) -> dict[str, float]:
-    """What the ECEs of a calibrated model with the same confidences would be."""
-    found = {}
-    if not (votes % 1).any():
-        found["ece_equal_mass_soft"] = calibrated_ece(file.values, votes, file.from_logits)
-    if hard_label == "gold":
-        found["ece_equal_mass"] = calibrated_ece(file.values, gold, file.from_logits, target="hard")
-    return found

@@ -16,7 +16,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.isotonic import IsotonicRegression
 
 from hf_softlabel.data.errors import VotesError
-from hf_softlabel.metrics import calibration, soft_brier
+from hf_softlabel.metrics import UndefinedScoreWarning, calibration, soft_brier
 from hf_softlabel.metrics.brier import brier_decomposition
 from hf_softlabel.metrics.calibration import (
     calibrated_ece,
@@ -278,7 +278,7 @@ def test_recalibration_moves_miscalibration_only():
     assert after["miscalibration"] > before["miscalibration"]
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::hf_softlabel.metrics.UndefinedScoreWarning")
 def test_what_is_undefined_is_nan():
     nothing, q = np.empty((0, 3)), np.array([[0.2, 0.8], [np.nan, 1.0], [0.3, 0.7]])
     for score in (equal_mass_ece, smooth_ece, calibrated_ece):
@@ -289,7 +289,10 @@ def test_what_is_undefined_is_nan():
     for votes, predictions in ((nothing, nothing), (np.ones((3, 2)), q)):
         parts = brier_decomposition(predictions, votes)
         assert len(parts) == 3 and all(math.isnan(value) for value in parts.values())
-    with pytest.warns(UserWarning, match="needs the counts of votes"):
+    for score in (equal_mass_ece, smooth_ece, calibrated_ece, brier_decomposition):
+        with pytest.warns(UndefinedScoreWarning, match="no examples, or some predictions or votes are not numbers"):
+            score(q, np.ones((3, 2)))
+    with pytest.warns(UndefinedScoreWarning, match="needs the counts of votes"):
         assert math.isnan(calibrated_ece(binary([0.7]), np.array([[0.4, 0.6]])))
 
 
@@ -314,9 +317,9 @@ def test_one_example(votes):
 def test_arrays_that_do_not_fit_are_refused():
     q = np.full((3, 2), 0.5)
     for score in (equal_mass_ece, smooth_ece, calibrated_ece):
-        with pytest.raises(VotesError, match=r"one label per example.*target='annotators'"):
+        with pytest.raises(VotesError, match=r"One label per example.*target='annotators'"):
             score(q, np.ones((3, 2)), target="hard")
-        with pytest.raises(VotesError, match=r"from 0 to 1, and rows \[0, 2\] are not"):
+        with pytest.raises(VotesError, match=r"from 0 to 1, and rows 0, 2 are not"):
             score(q, [-1, 1, 2], target="hard")
         with pytest.raises(VotesError, match="'annotators' or 'hard', not 'soft'"):
             score(q, np.ones((3, 2)), target="soft")

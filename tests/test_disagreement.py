@@ -16,7 +16,7 @@ from scipy.special import softmax
 
 from hf_softlabel import load_votes
 from hf_softlabel.data.errors import VotesError
-from hf_softlabel.metrics import arrays, kl_to_annotators
+from hf_softlabel.metrics import UndefinedScoreWarning, arrays, kl_to_annotators
 from hf_softlabel.metrics.disagreement import dist_ce, ent_ce, js_distance, manhattan, rank_cs, tvd, wasserstein
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -191,11 +191,13 @@ def test_extreme_logits_one_hot_votes_and_one_example():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("score", SCORES)
 def test_what_is_undefined_is_nan(score):
-    assert math.isnan(score(np.empty((0, 3)), np.empty((0, 3))))
+    with pytest.warns(UndefinedScoreWarning, match="there are no examples"):
+        assert math.isnan(score(np.empty((0, 3)), np.empty((0, 3))))
     assert score(np.empty((0, 3)), np.empty((0, 3)), per_example=True).shape == (0,)
     q = np.array([[0.2, 0.8], [np.nan, 1.0], [1.0, np.nan]])
     assert np.isnan(score(q, np.ones((3, 2)), per_example=True)).tolist() == [False, True, True]
-    assert math.isnan(score(q, np.ones((3, 2))))
+    with pytest.warns(UndefinedScoreWarning, match=r"votes of row\(s\) 1, 2 are not numbers"):
+        assert math.isnan(score(q, np.ones((3, 2))))
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -17,6 +17,7 @@ from hf_softlabel.data.errors import VotesError
 from hf_softlabel.metrics import (
     UndefinedScoreWarning,
     accuracy,
+    accuracy_majority,
     entropy,
     entropy_correlation,
     kl_to_annotators,
@@ -51,6 +52,24 @@ def test_scores_by_hand():
     assert accuracy(q, [0, 1]) == accuracy(q, [1, 1]) == 0.75
     assert accuracy(q, [0, 0]) == 0.25
     assert accuracy(q, [1, 1], per_example=True).tolist() == [0.5, 1.0]
+
+
+def test_votes_and_labels_that_are_none_are_refused():
+    q = np.array([[0.5, 0.5], [0.25, 0.75]])
+    for score in (soft_nll, kl_to_annotators, soft_brier, accuracy_majority, score_votes):
+        with pytest.raises(VotesError, match=r"must not be negative, and row\(s\) 1 are"):
+            score(q, np.array([[1, 1], [3, -1]]))
+        with pytest.raises(VotesError, match="must have one shape"):
+            score(q, np.array([[1, 1]]))
+    for labels, message in (([0], "One label per example"), ([0, 2], "rows 1 are not"), ([0, -1], "rows 1 are not")):
+        with pytest.raises(VotesError, match=message):
+            accuracy(q, labels)
+    with pytest.raises(VotesError, match="from 0 to 1, and rows 1 are not"):
+        score_votes(q, np.ones((2, 2)), [0, 7])
+    # Nobody voted on the second: neither right nor wrong.
+    scores = score_votes(q, np.array([[3, 1], [0, 0]]))
+    assert all(math.isnan(value) for value in scores.values())
+    assert np.isnan(accuracy_majority(q, np.array([[3, 1], [0, 0]]), per_example=True)).tolist() == [False, True]
 
 
 @given(SEEDS)

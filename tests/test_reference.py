@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_softlabel.metrics import human_ceiling, references, score_votes
+from hf_softlabel.metrics import calibrated_ece, calibrated_reference, human_ceiling, references, score_votes
 from hf_softlabel.metrics.reference import split_half
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_softlabel.metrics.UndefinedScoreWarning")
@@ -93,8 +93,25 @@ def test_the_human_ceiling_is_the_mean_over_all_halves():
     assert -math.log(7 / 9) < ceiling["soft_nll"] < -math.log(1 / 9)
 
 
+def test_the_calibrated_reference_is_what_calibrated_models_score():
+    rng = np.random.default_rng(0)
+    q = rng.dirichlet([1.0, 1, 1], 300)
+    votes = rng.multinomial(7, q)
+    found = calibrated_reference(q, votes, draws=60)
+    label = rng.multinomial(1, q).argmax(1)
+    own = score_votes(q, votes, label)
+    for name, value in found.items():
+        assert 0 < value < 2 * own[name] < 6 * value, name
+    assert found["ece_equal_mass_soft"] == pytest.approx(calibrated_ece(q, votes), rel=0.1)
+    assert found["ece_equal_mass"] == pytest.approx(calibrated_ece(q, label, target="hard"), rel=0.1)
+    assert calibrated_reference(np.log(q), votes, from_logits=True, draws=60) == pytest.approx(found, abs=1e-9)
+    assert calibrated_reference(q, votes / 7).keys() == {"ece_equal_mass", "smooth_ece"}
+    # Ties are shared: a uniform prediction is calibrated exactly.
+    assert calibrated_reference(np.full((50, 4), 0.25), np.ones((50, 4)))["ece_equal_mass"] == 0
+
+
 def test_what_cannot_be_halved_has_no_ceiling_but_a_reason():
-    for votes in (np.array([[0.5, 0.5]]), np.array([[1, 0], [0, 1]])):
+    for votes in (np.array([[0.5, 0.5]]), np.array([[1, 0], [0, 1]]), np.array([[1, 0], [0, 0]])):
         assert human_ceiling(votes) == ({}, "distributions and single votes cannot be halved")
     # An example with one vote is left out.
     votes = votes_of(1)

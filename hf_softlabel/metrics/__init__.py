@@ -1,5 +1,6 @@
 """Scores of predicted distributions against annotators' votes: pure functions on arrays."""
 
+from .arrays import UndefinedScoreWarning
 from .bootstrap import bootstrap_scores, difference_interval, interval
 from .brier import brier_decomposition
 from .calibration import (
@@ -10,9 +11,8 @@ from .calibration import (
     smooth_ece,
 )
 from .disagreement import dist_ce, ent_ce, js_distance, manhattan, rank_cs, tvd, wasserstein
-from .reference import human_ceiling, references
+from .reference import calibrated_reference, human_ceiling, references
 from .scoring import (
-    UndefinedScoreWarning,
     accuracy,
     accuracy_majority,
     entropy,
@@ -31,6 +31,7 @@ __all__ = [
     "bootstrap_scores",
     "brier_decomposition",
     "calibrated_ece",
+    "calibrated_reference",
     "confidence_and_target",
     "difference_interval",
     "dist_ce",

@@ -5,6 +5,7 @@ p is human, q is the model.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..data.errors import VotesError, some
 CHUNK = 2**18
 # How far from 1 a row of probabilities may sum: what float32 and four decimals leave. They are scored as given.
 PROBABILITY_TOLERANCE = 1e-3
+NO_NUMBERS = "there are no examples, or some predictions or votes are not numbers"
 
 
 def array(values: Any) -> np.ndarray:
@@ -31,8 +33,27 @@ def array(values: Any) -> np.ndarray:
 def human(votes: Any) -> np.ndarray:
     """Counts or distributions (N, C) -> float64 distributions (N, C); NaN where nobody voted."""
     p = array(votes)
+    if p.min(initial=0) < 0:
+        raise VotesError(f"Votes must not be negative, and row(s) {some(np.flatnonzero((p < 0).any(-1)))} are.")
     with np.errstate(invalid="ignore"):
         return p / p.sum(-1, keepdims=True)
+
+
+def labels_of(labels: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Labels (N,) for predictions of shape (N, C), checked."""
+    labels = labels.detach().cpu().numpy() if hasattr(labels, "detach") else np.asarray(labels)
+    if labels.shape != shape[:1]:
+        raise VotesError(
+            f"One label per example is needed, shape {shape[:1]}, not {labels.shape}; "
+            "votes are scored with target='annotators'."
+        )
+    unknown = np.flatnonzero(~np.isin(labels, np.arange(shape[-1])))
+    if len(unknown):
+        raise VotesError(
+            f"Labels must be whole numbers from 0 to {shape[-1] - 1}, and rows {some(unknown)} are not: "
+            "leave these examples out."
+        )
+    return labels
 
 
 def log_model(predictions: Any, from_logits: bool = False, first_row: int = 0) -> np.ndarray:
@@ -42,7 +63,8 @@ def log_model(predictions: Any, from_logits: bool = False, first_row: int = 0) -
     """
     q = array(predictions)
     if from_logits:
-        return log_softmax(q, axis=-1)
+        with np.errstate(invalid="ignore"):  # a row of -inf only is NaN
+            return log_softmax(q, axis=-1)
     check_probabilities(q, first_row)
     with np.errstate(divide="ignore"):
         return np.log(q)
@@ -51,7 +73,7 @@ def log_model(predictions: Any, from_logits: bool = False, first_row: int = 0) -
 def model(predictions: Any, from_logits: bool = False, first_row: int = 0) -> np.ndarray:
     """Predictions (N, C) -> float64 probabilities (N, C)."""
     if from_logits:
-        return np.exp(log_softmax(array(predictions), axis=-1))
+        return np.exp(log_model(predictions, from_logits))
     q = array(predictions)
     check_probabilities(q, first_row)
     return q
@@ -94,6 +116,21 @@ def chunks(predictions: Any, votes: Any, from_logits: bool = False) -> Iterator[
         yield rows, model(q, from_logits, rows.start), human(p)
 
 
+class UndefinedScoreWarning(UserWarning):
+    """A score is NaN, and why."""
+
+
+def undefined(reason: str, stacklevel: int = 3) -> float:
+    """NaN, with a warning that says why."""
+    warnings.warn(UndefinedScoreWarning(f"The score is NaN: {reason}."), stacklevel=stacklevel)
+    return float("nan")
+
+
 def mean_of(values: np.ndarray) -> float:
-    """The mean as a float; NaN, without numpy's warning, when there are none."""
-    return float(values.mean()) if len(values) else float("nan")
+    """The mean as a float; NaN, with a warning that says why, if there are no values or one is NaN."""
+    if not len(values):
+        return undefined("there are no examples", stacklevel=5)
+    wrong = np.flatnonzero(np.isnan(values))
+    if len(wrong):
+        return undefined(f"the predictions or votes of row(s) {some(wrong)} are not numbers", stacklevel=5)
+    return float(values.mean())

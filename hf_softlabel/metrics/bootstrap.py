@@ -13,7 +13,6 @@ from .summary import VoteScores
 RESAMPLES = 1000
 LEVEL = 0.95
 CALIBRATION_ERRORS = ("ece_equal_mass", "ece_equal_mass_soft", "smooth_ece", "smooth_ece_soft")
-BRIER_PARTS = ("brier_miscalibration", "brier_discrimination", "brier_uncertainty")
 
 
 def bootstrap_scores(
@@ -36,31 +35,41 @@ def bootstrap_scores(
     return [{name: np.array([row[name] for row in scores]) for name in scores[0]} for scores in draws]
 
 
-def interval(name: str, estimate: float, draws: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+def interval(name: str, estimate: float, draws: np.ndarray, level: float = LEVEL) -> tuple[float, float] | None:
     """The confidence interval of a score from its resamples; NaN where a resample has no score.
 
     Means and correlations have percentile intervals. Calibration errors are biased upwards, in a resample once more:
     the percentiles of a calibrated model's would exclude 0 always. Noise adds to their squares, so the basic interval
-    is taken of these, and holds the estimate; the Brier parts are squares already.
+    is taken of these, and holds the estimate. `brier_miscalibration` has none: a resample does not show its bias. Its
+    reference is what a calibrated model has, see [`calibrated_reference`].
     """
-    low, high = _quantiles(draws, level)
-    if np.isnan(low):
-        return low, high
+    if name == "brier_miscalibration":
+        return None
+    low, high = _quantiles(_without_bias(name, estimate, draws), level)
+    return (low, high) if name not in CALIBRATION_ERRORS else _with(estimate, low, high)
+
+
+def difference_interval(
+    name: str, estimates: tuple[float, float], draws: tuple[np.ndarray, np.ndarray], level: float = LEVEL
+) -> tuple[float, float] | None:
+    """The interval of second - first, from scores of both in the same resamples."""
+    if name == "brier_miscalibration":
+        return None
+    first, second = (_without_bias(name, e, d) for e, d in zip(estimates, draws, strict=True))
+    with np.errstate(invalid="ignore"):  # infinite in both
+        low, high = _quantiles(second - first, level)
+        return (low, high) if name not in CALIBRATION_ERRORS else _with(estimates[1] - estimates[0], low, high)
+
+
+def _without_bias(name: str, estimate: float, draws: np.ndarray) -> np.ndarray:
+    """Resampled scores; those that are biased are mirrored at the estimate, calibration errors by their squares."""
     if name in CALIBRATION_ERRORS:
-        low, high = (np.sqrt(max(0.0, 2 * estimate**2 - x**2)) for x in (high, low))
-    elif name in BRIER_PARTS:
-        low, high = (max(0.0, 2 * estimate - x) for x in (high, low))
-    else:
-        return low, high
-    return float(min(low, estimate)), float(max(high, estimate))
+        return np.sqrt(np.maximum(0, 2 * estimate**2 - np.square(draws)))
+    return 2 * estimate - draws if name == "brier_discrimination" else draws
 
 
-def difference_interval(name: str, difference: float, draws: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-    """The interval of the difference of two sets of predictions, from paired resamples."""
-    low, high = _quantiles(draws, level)
-    if name in CALIBRATION_ERRORS or name in BRIER_PARTS:
-        return 2 * difference - high, 2 * difference - low
-    return low, high
+def _with(estimate: float, low: float, high: float) -> tuple[float, float]:
+    return (low, high) if np.isnan(low) else (min(low, estimate), max(high, estimate))
 
 
 def _quantiles(draws: np.ndarray, level: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from .arrays import chunks
+from .arrays import NO_NUMBERS, chunks, undefined
 
 PARTS = ("miscalibration", "discrimination", "uncertainty")
 
@@ -22,7 +22,10 @@ def brier_decomposition(predictions: Any, votes: Any, from_logits: bool = False)
     soft Brier = miscalibration - discrimination + uncertainty, and no part is negative. Binned decompositions leave a
     remainder. NaN of no examples.
     """
-    return BrierCurves(predictions, votes, from_logits).parts()
+    curves = BrierCurves(predictions, votes, from_logits)
+    if not curves.defined:
+        undefined(NO_NUMBERS)
+    return curves.parts()
 
 
 class BrierCurves:

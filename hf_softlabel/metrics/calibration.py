@@ -11,7 +11,6 @@ Of no examples, or with a NaN among confidences or targets, every score is NaN.
 from __future__ import annotations
 
 import math
-import warnings
 from functools import cached_property
 from typing import Any
 
@@ -20,8 +19,8 @@ from scipy.fft import dct, idct
 from scipy.optimize import brentq
 
 from ..data.errors import VotesError
-from .arrays import human, model, row_chunks
-from .scoring import Top, UndefinedScoreWarning
+from .arrays import NO_NUMBERS, human, labels_of, model, row_chunks, undefined
+from .scoring import Top
 
 BINS = 15
 # Points of the grid on [0, 1] for smooth ECE: its step is far below any bandwidth that N rows can resolve.
@@ -37,7 +36,7 @@ def confidence_and_target(
         raise VotesError(f"target is 'annotators' or 'hard', not {target!r}.")
     shape = tuple(np.shape(predictions))
     if target == "hard":
-        labels = _labels(votes, shape)
+        labels = labels_of(votes, shape)
         votes = predictions  # unused: so that the rows below are the predictions' alone
     confidence, outcome = np.empty(shape[0]), np.empty(shape[0])
     for rows, raw, people in row_chunks(predictions, votes):
@@ -46,22 +45,6 @@ def confidence_and_target(
         top = Top(q)
         confidence[rows], outcome[rows] = top.largest, top.mean(p)
     return confidence, outcome
-
-
-def _labels(labels: Any, shape: tuple[int, ...]) -> np.ndarray:
-    labels = labels.detach().cpu().numpy() if hasattr(labels, "detach") else np.asarray(labels)
-    if labels.shape != shape[:1]:
-        raise VotesError(
-            f"target='hard' needs one label per example, shape {shape[:1]}, not {labels.shape}; "
-            "votes are scored with target='annotators'."
-        )
-    unknown = np.flatnonzero(~np.isin(labels, np.arange(shape[-1])))
-    if len(unknown):
-        raise VotesError(
-            f"Labels must be whole numbers from 0 to {shape[-1] - 1}, and rows {unknown[:5].tolist()} are not: "
-            "leave these examples out."
-        )
-    return labels
 
 
 class Confidences:
@@ -137,7 +120,8 @@ def equal_mass_ece(
     It is biased upwards: compare it with `calibrated_ece`, its value for a calibrated model.
     """
     confidence, outcome = confidence_and_target(predictions, votes, from_logits, target)
-    return Confidences(confidence).equal_mass_ece(outcome, bins)
+    value = Confidences(confidence).equal_mass_ece(outcome, bins)
+    return undefined(NO_NUMBERS) if math.isnan(value) else value
 
 
 def calibrated_ece(
@@ -160,10 +144,9 @@ def calibrated_ece(
     n = len(confidence)
     m = np.ones(n, np.int64) if target == "hard" else _vote_numbers(votes)
     if m is None:
-        reason = "calibrated_ece is NaN: it needs the counts of votes, and these are distributions."
-        warnings.warn(UndefinedScoreWarning(reason), stacklevel=2)
-    if m is None or not n or np.isnan(outcome).any():
-        return float("nan")
+        return undefined("it needs the counts of votes, and these are distributions")
+    if not n or np.isnan(outcome).any():
+        return undefined(NO_NUMBERS)
     c = confidence.clip(0, 1)
     bin_of = equal_mass_bins(confidence, bins)
     variance = np.bincount(bin_of, c * (1 - c) / m, minlength=bins)
@@ -196,7 +179,8 @@ def smooth_ece(predictions: Any, votes: Any, from_logits: bool = False, target: 
     and 1. It falls as s grows, so that there is exactly one such s.
     """
     confidence, outcome = confidence_and_target(predictions, votes, from_logits, target)
-    return Confidences(confidence).smooth_ece(outcome)
+    value = Confidences(confidence).smooth_ece(outcome)
+    return undefined(NO_NUMBERS) if math.isnan(value) else value
 
 
 def _on_grid(confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import array, human
+from .arrays import array, human, model
 from .summary import VoteScores
 
 # Random halves whose scores are averaged: on 2,000 examples the mean then varies by about 1% of itself.
@@ -15,6 +15,10 @@ SPLITS = 10
 # alone it gets one vote more, spread over all classes.
 PRIOR_VOTES = 1.0
 SMOOTHED = ("soft_nll", "kl")
+# Simulations of calibrated predictions, and the scores that they are made for.
+DRAWS = 20
+HARD_ERRORS = ("ece_equal_mass", "smooth_ece")
+SOFT_ERRORS = ("ece_equal_mass_soft", "smooth_ece_soft", "brier_miscalibration")
 
 
 def split_half(votes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +43,7 @@ def human_ceiling(
     small sample. Examples with a single vote have no halves and are left out.
     """
     counts = array(votes)
-    if (counts % 1).any() or (counts.sum(-1) == 1).all():
+    if (counts % 1).any() or (counts.sum(-1) < 2).all():
         return {}, "distributions and single votes cannot be halved"
     enough = counts.sum(-1) >= 2
     counts = counts[enough].astype(np.int64)
@@ -80,3 +84,25 @@ def references(
     table = {name: VoteScores(q, votes, gold_label, ordinal=ordinal).scores() for name, q in predictors.items()}
     ceiling, _ = human_ceiling(votes, gold_label, ordinal)
     return {**table, "human": ceiling} if ceiling else table
+
+
+def calibrated_reference(
+    predictions: Any, votes: Any, from_logits: bool = False, draws: int = DRAWS, seed: int = 0
+) -> dict[str, float]:
+    """What calibration errors would be, on average, if the predictions (N, C) were each example's own distribution.
+
+    As many votes as each example has, and one label for the hard scores, are drawn from the predictions. Distributions
+    do not say how many people voted: of these only the hard scores are known.
+    """
+    q = model(predictions, from_logits)
+    q = q / q.sum(-1, keepdims=True)
+    counts = array(votes)
+    has_counts = not (counts % 1).any()
+    number = counts.sum(-1).astype(np.int64) if has_counts else np.ones(len(q), np.int64)
+    rng = np.random.default_rng(seed)
+    names = HARD_ERRORS + (SOFT_ERRORS if has_counts else ())
+    tables = []
+    for _ in range(draws):
+        label = rng.multinomial(1, q).argmax(-1)
+        tables.append(VoteScores(q, rng.multinomial(number, q), label).scores())
+    return {name: float(np.mean([table[name] for table in tables])) for name in names}

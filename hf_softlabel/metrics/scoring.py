@@ -7,18 +7,13 @@ Every function is called as `f(predictions, votes)`: predictions (N, C) are prob
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from scipy.special import xlogy
 
-from .arrays import array, human, log_model, mean_of, row_chunks
-
-
-class UndefinedScoreWarning(UserWarning):
-    """A score is NaN, and why."""
+from .arrays import array, human, labels_of, log_model, mean_of, row_chunks, undefined
 
 
 def entropy(distributions: Any) -> np.ndarray:
@@ -80,15 +75,20 @@ def accuracy(predictions: Any, labels: Any, per_example: bool = False) -> float 
     depends on the order of the classes.
     """
     q = array(predictions)
-    hits = Top(q).mean(np.asarray(labels)[:, None] == np.arange(q.shape[1]))
+    hits = Top(q).mean(labels_of(labels, q.shape)[:, None] == np.arange(q.shape[1]))
     return hits if per_example else mean_of(hits)
 
 
 def accuracy_majority(predictions: Any, votes: Any, per_example: bool = False) -> float | np.ndarray:
     """The share of rows whose largest prediction is a majority: a class that no other has more votes than."""
-    values = array(votes)
-    hits = Top(array(predictions)).mean(values == values.max(-1, keepdims=True))
+    parts = [Top(array(raw)).mean(majority_of(human(people))) for _, raw, people in row_chunks(predictions, votes)]
+    hits = np.concatenate(parts) if parts else np.empty(0)
     return hits if per_example else mean_of(hits)
+
+
+def majority_of(p: np.ndarray) -> np.ndarray:
+    """(N, C): 1 for each class that no other has more of p than, else 0; NaN where nobody voted."""
+    return np.where(np.isnan(p), np.nan, p == p.max(-1, keepdims=True))
 
 
 class Top:
@@ -117,9 +117,7 @@ def entropy_correlation(predictions: Any, votes: Any, from_logits: bool = False)
         machine.append(cross_entropy(np.exp(log_q), log_q))
         people.append(entropy(votes_of_rows))
     value, reason = rank_correlation(*(TiedRanks(np.concatenate([[], *parts])) for parts in (machine, people)))
-    if reason:
-        warnings.warn(UndefinedScoreWarning(f"entropy_correlation is NaN: {reason}."), stacklevel=2)
-    return value
+    return undefined(reason) if reason else value
 
 
 class TiedRanks:

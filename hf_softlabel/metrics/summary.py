@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..data.errors import VotesError
-from .arrays import array, human, log_model, row_chunks
+from .arrays import UndefinedScoreWarning, array, human, labels_of, log_model, row_chunks
 from .brier import BrierCurves
 from .calibration import Confidences
 from .disagreement import js, same_ranking
-from .scoring import TiedRanks, Top, UndefinedScoreWarning, cross_entropy, entropy, rank_correlation
+from .scoring import TiedRanks, Top, cross_entropy, entropy, majority_of, rank_correlation
 
 # The scores in the order in which they are shown, and whether less of each is better. What is neither is a fact about
 # the votes.
@@ -89,6 +89,8 @@ class VoteScores:
             raise VotesError("There are no predictions to score.")
         gold = np.full(len(predictions), -1) if gold_label is None else np.asarray(gold_label)
         has_gold = bool((gold >= 0).all())
+        if has_gold:
+            labels_of(gold, tuple(np.shape(predictions)))
         self.hard_label = "gold" if has_gold else "majority"
         parts = []
         for rows, raw, people in row_chunks(predictions, votes):
@@ -96,7 +98,7 @@ class VoteScores:
             values = array(raw)  # logits are ranked as they are: softmax would tie those that underflow
             q = np.exp(log_q) if from_logits else values
             top = Top(values)
-            majority = top.mean(p == p.max(-1, keepdims=True))
+            majority = top.mean(majority_of(p))
             nll, human_entropy, model_entropy = cross_entropy(p, log_q), entropy(p), cross_entropy(q, log_q)
             distance = np.abs(p - q).sum(-1)
             part = {
