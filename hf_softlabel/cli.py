@@ -36,8 +36,8 @@ examples:
   hf-softlabel score --predictions preds.parquet --votes cifar10h --temperature 1.4 --json
 """
 CALIBRATE_DESCRIPTION = """Fit temperature or vector scaling to votes (by soft NLL), and sets of classes that cover a
-share of the annotators, on a calibration split that the model was not trained on. Writes scaling.json and
-vote_coverage.json, which `score --scaling` and Scaling.load read."""
+share of the annotators, on a calibration split that the model was not trained on. Writes scaling.json, for
+`score --scaling`, and vote_coverage.json, for `score --vote_coverage`: sets of the predictions before any scaling."""
 CALIBRATE_EXAMPLES = """examples:
   hf-softlabel calibrate --predictions calibration.jsonl --votes votes.parquet --output runs/mine/model
   hf-softlabel calibrate --predictions calibration.csv --votes chaosnli --subset snli --method vector --coverage 0.95
@@ -132,6 +132,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     scaling = score.add_mutually_exclusive_group()
     scaling.add_argument("--temperature", type=float, nargs="+", metavar="T", help="divide the logits by T")
     scaling.add_argument("--scaling", nargs="+", metavar="FILE", help="scaling.json, or a model's folder or Hub id")
+    score.add_argument("--vote_coverage", metavar="FILE", help="vote_coverage.json: measure its sets (before scaling)")
     score.add_argument("--ordinal", action="store_true", help="classes are steps of a scale: adds Wasserstein")
     score.add_argument("--resamples", type=int, default=1000, help="for intervals; 0 for none (default: %(default)s)")
     score.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
@@ -190,6 +191,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     votes.add_argument("--item_column", metavar="COLUMN", help="long table: what was labelled")
     votes.add_argument("--label_column", metavar="COLUMN", help="long table: the label given")
     votes.add_argument("--annotator_column", metavar="COLUMN", help="long table: who gave it")
+    votes.add_argument("--allow_repeated", action="store_true", help="long table: count an annotator's repeated votes")
     votes.add_argument("--class_names", nargs="+", metavar="NAME", help="table: the classes in their order")
     reading = parser.add_argument_group("predictions")
     reading.add_argument("--id_column", help="the column that matches predictions with votes, in both")
@@ -210,6 +212,7 @@ def _votes_source(options: argparse.Namespace, data: str | None, split: str | No
         "label": options.label_column,
         "annotator": options.annotator_column,
         "names": options.class_names,
+        "allow_repeated": options.allow_repeated or None,
     }
     given = {key: value for key, value in reading.items() if value is not None}
     return VotesSource(data, options.subset, options.sources, split, given)
@@ -244,6 +247,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> int:
+    from .conformal import VoteCoverage
     from .scaling import Scaling
     from .score import score_predictions
     from .score_table import as_json, format_scores, plot_scores
@@ -259,12 +263,14 @@ def _score(options: argparse.Namespace) -> int:
         if path.endswith(".json") and not os.path.exists(path):
             raise VotesError(f"There is no file {path}.")  # and no use in asking the Hub for it
     scalings = [Scaling(scale=1 / t, bias=None, examples=0) for t in options.temperature or ()]
-    scalings += [Scaling.load(path) for path in options.scaling or ()]
+    scalings += [Scaling.load(_model_folder(path)) for path in options.scaling or ()]
+    sets = VoteCoverage.load(_model_folder(options.vote_coverage)) if options.vote_coverage else None
     scored = score_predictions(
         options.predictions,
         _votes_source(options, options.votes, options.split),
         _votes_source(options, options.train_votes),
         scalings,
+        sets,
         ordinal=options.ordinal,
         resamples=options.resamples,
         seed=options.seed,
@@ -279,6 +285,12 @@ def _score(options: argparse.Namespace) -> int:
         files = plot_scores(scored, options.plot)
         print(f"{len(files)} pictures in {options.plot}", file=sys.stderr)
     return 0
+
+
+def _model_folder(path: str) -> str:
+    """A run directory's model, which such files lie beside; else the path itself."""
+    model = os.path.join(path, "model")
+    return model if os.path.isdir(model) else path
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -298,6 +310,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _diagnose(options: argparse.Namespace) -> int:
     from .diagnose import DiagnoseOptions, diagnose, format_diagnosis
+    from .diagnose_figures import plot_diagnosis
 
     chosen = DiagnoseOptions(
         hessian=not options.no_hessian,
@@ -312,7 +325,9 @@ def _diagnose(options: argparse.Namespace) -> int:
     folder = options.output_dir or (
         os.path.join(options.runs[0], "diagnostics") if len(options.runs) == 1 else "diagnostics"
     )
-    print(format_diagnosis(diagnose(options.runs, chosen, folder)))
+    diagnosis = diagnose(options.runs, chosen, folder)
+    print(format_diagnosis(diagnosis))
+    plot_diagnosis(diagnosis, folder)
     print(f"written to {folder}")
     return 0
 

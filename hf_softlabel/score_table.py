@@ -16,9 +16,9 @@ from .score import Score, Scored
 REFERENCES = {"floor": "own votes", "uniform": "uniform", "train_mean": "train mean", "human": "human half"}
 NOTES = """Less is better where the arrow points down. "own votes": the votes themselves as predictions, whose soft NLL
 is the entropy floor. "human half": one half of each example's annotators as predictors of the other half (for soft NLL
-and KL with one vote more, spread over all classes)."""
+and KL with one vote more, spread over all classes); both are small samples, and with few votes this is no ceiling."""
 INFINITE = "infinite, for a class that somebody voted for has probability 0"
-CALIBRATED = '"calibrated": the ECE that a calibrated model with the same confidences would have by chance.'
+CALIBRATED = '"calibrated": the error by chance, if the predictions were each example\'s own distribution.'
 
 
 def format_scores(scored: Scored) -> str:
@@ -31,12 +31,24 @@ def format_scores(scored: Scored) -> str:
         for file, differences in zip(scored.predictions[1:], scored.differences, strict=True):
             lines += _differences(file.name, scored.predictions[0].name, differences)
             lines.append("")
+    for file, coverage in zip(scored.predictions, scored.coverage, strict=False):
+        low, high = coverage["covered_interval"]
+        lines += [
+            "",
+            f"{file.name}: sets of {coverage['set_size']:.2f} classes cover {coverage['covered']:.4f} "
+            f"[{low:.4f}, {high:.4f}] of the votes, and all votes on {coverage['all_covered']:.4f} of the examples",
+        ]
     every = [item for scores in [*scored.scores, *scored.differences] for item in scores.items()]
     reasons = {f"{TITLES[name]}: {score.undefined}" for name, score in every if score.undefined}
     values = [(key, value) for scores in scored.references.values() for key, value in scores.items()]
-    if any(key == "entropy_correlation" and math.isnan(value) for key, value in values):
+    if not reasons and any(key == "entropy_correlation" and math.isnan(value) for key, value in values):
         reasons.add("entropy correlation: a constant prediction has none")
     notes = [NOTES]
+    single = int((scored.examples.votes.sum(-1) < 2).sum())
+    if "human" in scored.references and single:
+        notes.append(f"It leaves out {single:,} example(s) with a single vote, which the other columns have.")
+    if any(score.interval is not None and any(map(math.isnan, score.interval)) for _, score in every):
+        notes.append("An interval is left out where a score is undefined in some resamples.")
     if len(scored.predictions) == 1 and any(score.calibrated is not None for score in scored.scores[0].values()):
         notes.append(CALIBRATED)
     if any(math.isinf(value) for value in [score.value for _, score in every] + [value for _, value in values]):
@@ -164,6 +176,7 @@ def as_json(scored: Scored) -> dict[str, Any]:
             {"name": file.name, "minus": scored.predictions[0].name, "scores": {k: entry(v) for k, v in gaps.items()}}
             for file, gaps in zip(scored.predictions[1:], scored.differences, strict=True)
         ],
+        **({"vote_coverage": scored.coverage} if scored.coverage else {}),
         "references": {
             key: {name: _plain(value) for name, value in scores.items()} for key, scores in scored.references.items()
         },
@@ -185,12 +198,17 @@ def plot_scores(scored: Scored, folder: str | Path) -> list[Path]:
         save,
         validation_curves,
     )
+    from .figures.sources import run_name
 
     folder, examples = Path(folder), scored.examples
     folder.mkdir(parents=True, exist_ok=True)
+    # A run is named by its delivery and seed, which has a look of its own.
+    titles = [file.name if file.run is None else run_name(file.run) for file in scored.predictions]
+    if len(set(titles)) < len(titles):
+        titles = [f"{title}, {file.name}" for title, file in zip(titles, scored.predictions, strict=True)]
     sources = [
-        Source(file.name, file.values, examples.votes, file.from_logits, examples.gold_label)
-        for file in scored.predictions
+        Source(title, file.values, examples.votes, file.from_logits, examples.gold_label)
+        for title, file in zip(titles, scored.predictions, strict=True)
     ]
     most = np.argsort(-entropy(examples.votes).round(12), kind="stable")[:4]
     figures = {
@@ -199,13 +217,13 @@ def plot_scores(scored: Scored, folder: str | Path) -> list[Path]:
         "entropy_histogram": entropy_histograms({"votes": examples.votes}),
         "examples": distribution_bars(
             examples.votes,
-            {file.name: model(file.values, file.from_logits) for file in scored.predictions},
+            {title: model(f.values, f.from_logits) for title, f in zip(titles, scored.predictions, strict=True)},
             examples.names,
             most,
             [f"example {scored.predictions[0].ids[row]}" for row in most],
         ),
     }
-    runs = {file.name: [file.run] for file in scored.predictions if file.run is not None}
+    runs = {title: [f.run] for title, f in zip(titles, scored.predictions, strict=True) if f.run is not None}
     if runs:
         figures["validation_curves"] = validation_curves(runs, ["soft_nll", "kl", "accuracy", "entropy_correlation"])
     for i, source in enumerate(sources, 1):

@@ -89,7 +89,7 @@ def draw_bars(
         scores = kl_to_annotators(values[1:], np.repeat(values[:1], len(names) - 1, 0), per_example=True)
         # Spaces that do not break: a name and its score stay on one line.
         text = "KL: " + ", ".join(f"{name}\u00a0{score:.2f}" for name, score in zip(names[1:], scores, strict=True))
-        lines += textwrap.wrap(text, CHARACTERS)
+        lines += textwrap.wrap(text, CHARACTERS, break_on_hyphens=False)
     ax.set_title("\n".join(lines), fontsize=SMALL)
 
 

@@ -43,7 +43,8 @@ def validation_curves(
         legend_line(look, f"{name} ({len(folders)} run{'s' * (len(folders) != 1)})")
         for look, (name, folders) in zip(chosen, groups.items(), strict=True)
     ]
-    note = "thin: runs; thick: their mean; mark: the mean's best epoch"
+    several = any(len(folders) > 1 for folders in groups.values())
+    note = "thin: runs; thick: their mean; mark: the mean's best epoch" if several else "mark: the best epoch"
     legend_below(figure, handles, note)
     return figure
 
