@@ -14,10 +14,11 @@ import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from .callbacks.console import TIMES
 from .collators import VOTE_COLUMNS
 from .data.errors import VotesError
 from .delivery import Delivery, DeliveryName
-from .metrics.summary import LOWER_IS_BETTER
+from .metrics.summary import LOWER_IS_BETTER, NAMES
 
 DIAGNOSTICS = ("uncertainty", "hessian", "ood")
 
@@ -113,6 +114,27 @@ class SoftLabelConfig(TrainingArguments):
             prior_strength=self.prior_strength,
             mixup_targets=self.mixup_targets,
         )
+
+
+def check_metric_name(args: SoftLabelConfig, eval_sets: list[str]) -> None:
+    """Refuse a metric_for_best_model that no evaluation will have, before the first one is reached."""
+    if args.metric_for_best_model is None:
+        return
+    known = [name for name in (*NAMES, *TIMES) if args.ordinal or name != "wasserstein"]
+    # Several eval sets put their names before it.
+    known = [f"{key}_{name}" for key in eval_sets for name in known] or known
+    wanted = args.metric_for_best_model.removeprefix("eval_")
+    if wanted in known:
+        return
+    if eval_sets and not args.load_best_model_at_end and args.save_strategy != "best" and wanted in NAMES:
+        # It selects nothing, and is there by default.
+        args.metric_for_best_model = None
+        return
+    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0)[0]
+    raise VotesError(
+        f"metric_for_best_model is {wanted!r}, which evaluations do not have. Did you mean {near!r}? "
+        f"They have: {', '.join(known)}."
+    )
 
 
 @dataclass

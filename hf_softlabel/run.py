@@ -212,6 +212,7 @@ def run_recipe(
         "train_examples": None if trainer.streams else len(trainer.train_dataset),
         "eval_examples": len(prediction.predictions),
         "votes_fingerprint": _fingerprint(splits),
+        "hard_label": trainer.hard_label,
         "undefined": trainer.undefined,
         **_references(prediction, splits.train, training.ordinal),
         "versions": {name: version(name) for name in PACKAGES},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -17,17 +16,16 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalPrediction, rotate_checkpoints
 
-from .callbacks.console import TIMES, VotesPrinterCallback, VotesProgressCallback
+from .callbacks.console import VotesPrinterCallback, VotesProgressCallback
 from .checkpoint import MANIFEST_NAME, flaw, last_whole_checkpoint, read_manifest, refuse_changes, write_manifest
 from .collators import VOTE_COLUMNS, VotesCollator, input_collator
-from .config import SoftLabelConfig
+from .config import SoftLabelConfig, check_metric_name
 from .data.errors import VotesError
 from .data.images import ImageTransform, VotesImages
 from .data.votes import votes_fingerprint
 from .delivery import distribution
 from .ledger import Ledger
 from .metrics import VoteScores
-from .metrics.summary import NAMES
 from .mixup import mix_inputs, mix_targets, mixup_pairs
 from .preparation import (
     check_model_classes,
@@ -104,15 +102,17 @@ class VotesTrainer(Trainer):
                 )
             args.delivery = self.delivery_name
         if compute_metrics is None:
-            _check_metric_name(args)
+            check_metric_name(args, list(eval_dataset) if isinstance(eval_dataset, dict) else [])
         self.delivery = args.make_delivery()
         self.delivery_epoch = 0
         # Where the pass over a stream began, and how much of it was done before a resume.
         self.epoch_start = self.resumed_steps = 0
         self.image_transform = image_transform
         self.num_classes: int | None = None
-        # Why a score of the last evaluation is NaN, by its name.
+        # Of the last evaluation: why a score is NaN, by its name, and which label is the hard one, gold or majority.
         self.undefined: dict[str, str] = {}
+        self.hard_label: str | None = None
+        self._all_undefined: dict[str, str] = {}
         self._user_metrics = compute_metrics
         self._max_length = longest_input(model, processing_class)
         self._has_image_store = False
@@ -239,14 +239,25 @@ class VotesTrainer(Trainer):
         for name, reason in self.undefined.items():
             if before.get(name) != reason:
                 logger.warning("%s is NaN: %s.", name, reason)
-        return {**scores, **(self._user_metrics(prediction) if self._user_metrics is not None else {})}
+        if table.hard_label == "majority" and (gold_label >= 0).any() and self.hard_label != "majority":
+            logger.warning(
+                "%d of %d examples have no gold label: accuracy and the hard ECEs are against the votes' majority.",
+                (gold_label < 0).sum(),
+                len(gold_label),
+            )
+        self.hard_label = table.hard_label
+        further = self._user_metrics(prediction) if self._user_metrics is not None else {}
+        if twice := scores.keys() & further.keys():
+            raise VotesError(f"compute_metrics must not return {', '.join(sorted(twice))}: these are scored already.")
+        return {**scores, **further}
 
     def _determine_best_metric(self, metrics, trial):
         name = self.args.metric_for_best_model
         value = None if name is None else metrics.get(f"eval_{name.removeprefix('eval_')}")
         if value is not None and np.isnan(value):
             # Trainer would never find it better than anything, and keep no checkpoint or the wrong one.
-            reason = self.undefined.get(name.removeprefix("eval_"), "the evaluation does not say why")
+            found = [reason for score, reason in self._all_undefined.items() if f"eval_{name}".endswith(score)]
+            reason = found[0] if found else "the evaluation does not say why"
             raise VotesError(
                 f"The best checkpoint cannot be chosen by {name}: it is NaN at step {self.state.global_step} "
                 f"({reason}). Choose another metric_for_best_model, for instance soft_nll."
@@ -260,6 +271,7 @@ class VotesTrainer(Trainer):
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self._all_undefined |= {f"{metric_key_prefix}_{name}": reason for name, reason in self.undefined.items()}
         score = output.metrics.get(f"{metric_key_prefix}_soft_nll")
         if score is not None:
             if not np.isfinite(score):
@@ -361,18 +373,6 @@ class VotesTrainer(Trainer):
         output = super().train(resume_from_checkpoint=path, **kwargs)
         self._refuse_non_finite(output.training_loss)
         return output
-
-
-def _check_metric_name(args: SoftLabelConfig) -> None:
-    """Refuse a metric_for_best_model that no evaluation will have, before the first one is reached."""
-    known = [name for name in (*NAMES, *TIMES) if args.ordinal or name != "wasserstein"]
-    # Several eval sets put their names before it.
-    if args.metric_for_best_model and not f"_{args.metric_for_best_model}".endswith(tuple(f"_{x}" for x in known)):
-        near = difflib.get_close_matches(args.metric_for_best_model, known, n=1, cutoff=0)[0]
-        raise VotesError(
-            f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluations do not have. "
-            f"Did you mean {near!r}? They have: {', '.join(known)}."
-        )
 
 
 def _logits(outputs: Any) -> Tensor:

@@ -108,6 +108,47 @@ def test_a_metric_that_no_evaluation_has_is_refused_before_training(tmp_path, te
     )
 
 
+def test_several_eval_sets_have_their_names_before_the_metric(tmp_path, texts):
+    both = {"train": texts["train"], "eval": {"a": texts["eval"], "b": texts["train"].select(range(9))}}
+    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 1}
+    # By default nothing is selected.
+    trainer = text_trainer(tmp_path / "default", both, **options)
+    trainer.train()
+    assert {"eval_a_soft_nll", "eval_b_kl"} <= {key for line in trainer.state.log_history for key in line}
+    best = {"load_best_model_at_end": True, **options}
+    with pytest.raises(VotesError, match=r"'soft_nll', which evaluations do not have.*'[ab]_soft_nll'"):
+        text_trainer(tmp_path, both, **best)
+    trainer = text_trainer(tmp_path / "b", both, metric_for_best_model="b_kl", **best)
+    trainer.train()
+    assert trainer.state.best_metric == trainer.state.log_history[-2]["eval_b_kl"]
+    both["eval"]["b"] = both["eval"]["b"].map(lambda row: {"votes": [9, 0, 0]})
+    trainer = text_trainer(tmp_path / "nan", both, metric_for_best_model="b_entropy_correlation", **best)
+    with pytest.raises(VotesError, match=r"b_entropy_correlation: it is NaN at step \d+ \(the votes have the same"):
+        trainer.train()
+
+
+def test_a_gold_label_that_is_missing_somewhere_is_said(tmp_path, texts, caplog):
+    partly = texts["eval"].map(lambda row, i: {"label": None if i % 3 == 0 else row["label"]}, with_indices=True)
+    trainer = text_trainer(tmp_path, {"train": texts["train"], "eval": partly})
+    scores = trainer.evaluate()
+    assert "4 of 12 examples have no gold label" in caplog.text and trainer.hard_label == "majority"
+    assert scores["eval_accuracy"] == scores["eval_accuracy_majority"]
+    assert text_trainer(tmp_path, texts).evaluate() and "4 of 12" in caplog.text
+
+
+def test_user_metrics_do_not_replace_ours(tmp_path, texts):
+    model, tokenizer = load_model("synthetic-bert", TONES, task="text")
+    trainer = VotesTrainer(
+        model=model,
+        args=config(tmp_path),
+        eval_dataset=texts["eval"],
+        processing_class=tokenizer,
+        compute_metrics=lambda prediction: {"accuracy": -5.0, "mine": 1.0},
+    )
+    with pytest.raises(VotesError, match="must not return accuracy: these are scored already"):
+        trainer.evaluate()
+
+
 @pytest.mark.parametrize("name", [name for name, lower in NAMES.items() if lower is not None])
 def test_less_is_better_for_errors_and_more_for_agreement(tmp_path, name):
     for prefix in ("", "eval_", "eval_nli_"):
