@@ -11,8 +11,16 @@ import pytest
 import yaml
 
 from hf_softlabel import load_votes
-from hf_softlabel.cli import CALIBRATE_EXAMPLES, EXAMPLES, SCORE_EXAMPLES, TRAIN_HELP, _parser, main
-from hf_softlabel.config import parse_recipe
+from hf_softlabel.cli import (
+    CALIBRATE_EXAMPLES,
+    DIAGNOSE_EXAMPLES,
+    EXAMPLES,
+    SCORE_EXAMPLES,
+    TRAIN_HELP,
+    _parser,
+    main,
+)
+from hf_softlabel.config import parse_recipe, recipe_keys
 from hf_softlabel.data.synthetic import load_synthetic
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +33,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
-    helps = (EXAMPLES, TRAIN_HELP, SCORE_EXAMPLES, CALIBRATE_EXAMPLES)
+    helps = (EXAMPLES, TRAIN_HELP, SCORE_EXAMPLES, CALIBRATE_EXAMPLES, DIAGNOSE_EXAMPLES)
     lines += [line.strip() for line in "".join(helps).splitlines()]
     return sorted({line for line in lines if re.match(r"(OMP_NUM_THREADS=1 )?(hf-softlabel|accelerate) ", line)})
 
@@ -66,28 +74,31 @@ def folder(tmp_path_factory) -> Path:
 
 def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    ten_lines, tables, scores, metrics, reload = blocks("README.md", "python")
+    ten_lines, tables, scores, metrics, diagnostics, reload = blocks("README.md", "python")
     assert len([line for line in ten_lines.splitlines() if line.strip()]) <= 11
     exec(ten_lines, {})
     assert re.search(r"0\.\d+ [0-9a-f]{16}", capsys.readouterr().out)
     exec(tables, {"load_votes": load_votes})
-    command = next(c for block in blocks("README.md", "bash") for c in block.splitlines() if "sls.yaml" in c)
-    assert main([*shlex.split(command)[1:], "--disable_tqdm", "true"]) == 0
+    bash = [c for block in blocks("README.md", "bash") for c in block.splitlines()]
+    for command in (c for c in bash if "sls.yaml" in c):
+        assert main([*shlex.split(command)[1:], "--disable_tqdm", "true"]) == 0
     exec(reload, {})
     exec(scores, {})
     assert Path("reliability.png").exists() and Path("reliability.pdf").exists()
     capsys.readouterr()
     exec(metrics, {})
     assert re.fullmatch(r"\{'soft_nll': 0\.9\d+, 'entropy_correlation': -?1\.0\}\n", capsys.readouterr().out)
-    bash = [c for block in blocks("README.md", "bash") for c in block.splitlines()]
-    for command in (c for c in bash if c.startswith(("hf-softlabel score", "hf-softlabel calibrate"))):
+    exec(diagnostics, {})
+    for command in (c for c in bash if re.match("hf-softlabel (score|calibrate|diagnose)", c)):
         assert main(shlex.split(command)[1:]) == 0, command
+    assert "cover" in capsys.readouterr().out and Path("diagnostics/diagnostics.json").exists()
     assert Path("figures/validation_curves.png").exists() and Path("calibration/scaling.json").exists()
 
 
 def test_the_recipe_for_ones_own_votes_trains(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    (text,) = blocks("recipes/README.md", "yaml")
+    text, diagnostics = blocks("recipes/README.md", "yaml")
+    assert yaml.safe_load(diagnostics).keys() <= set(recipe_keys())
     values = yaml.safe_load(text)
     assert values["model"] == "FacebookAI/roberta-base"  # out of reach here
     Path("mine.yaml").write_text(text.replace(values["model"], "synthetic-bert"))
