@@ -105,6 +105,23 @@ print(json.dumps({"whole": rows(), "stream": rows(streaming=True), "error": erro
 """
 
 
+OOD_CLIENT = """
+import json
+from hf_softlabel.diagnostics.ood_data import load_ood_set, parse_ood_set
+
+_, source, subset, split = parse_ood_set("svhn=ufldl-stanford/svhn#test")
+found = load_ood_set(source, subset, split, examples=25, seed=1)
+print(json.dumps({"columns": found.column_names, "rows": len(found), "size": found[0]["image"].size}))
+"""
+
+
+@pytest.mark.sources
+def test_an_ood_set_from_a_hub(sources, tmp_path):
+    with serve(sources / "hub") as url:
+        found = run_client(OOD_CLIENT, url, tmp_path / "home")
+    assert found == {"columns": ["image"], "rows": 25, "size": [32, 32]}
+
+
 def test_a_table_from_a_hub_with_its_splits(tmp_path):
     folder = tmp_path / "hub" / "datasets" / "someone" / "votes"
     folder.mkdir(parents=True)

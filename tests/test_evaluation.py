@@ -30,6 +30,7 @@ def tracked(tmp_path_factory) -> Path:
     """A run with the real wandb client, offline."""
     folder = tmp_path_factory.mktemp("tracked")
     command = [sys.executable, "-m", "hf_softlabel", "train", RECIPE, *SHORT, "--report_to", "wandb"]
+    command += ["--diagnostics", "uncertainty"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     done = subprocess.run(
         [*command, "--output_dir", "run"], cwd=folder, env=env, capture_output=True, text=True, timeout=400
@@ -47,6 +48,8 @@ def test_every_evaluation_is_whole_in_the_history_the_tracker_and_the_table(trac
         assert NAMES.keys() <= line.keys()
         for name in NAMES:
             assert row[f"eval/{name}"] == pytest.approx(line[name], rel=1e-6), name
+    (measured,) = [row for row in wandb_file.history(tracked / "wandb") if "eval/uncertainty/kl" in row]
+    assert measured["eval/uncertainty/soft_nll"] == pytest.approx(min(line["soft_nll"] for line in history), rel=1e-5)
     lines = (tracked / "console.txt").read_text().splitlines()
     (top,) = [i for i, line in enumerate(lines) if line.split()[:3] == ["epoch", "step", "NLL"]]
     titles = lines[top].split()[2:]

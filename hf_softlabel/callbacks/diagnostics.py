@@ -61,6 +61,10 @@ class DiagnosticsCallback(TrainerCallback):
         self.every = every
         self.results: dict[str, Any] = {}
 
+    @property
+    def progress(self) -> bool:
+        return not self.trainer.args.disable_tqdm and self.trainer.args.process_index == 0
+
     def measure(self) -> dict[str, Any]:
         """Measure the model as it is. Called on every process."""
         raise NotImplementedError
@@ -115,7 +119,7 @@ class UncertaintyCallback(DiagnosticsCallback):
 
     def measure(self) -> dict[str, Any]:
         batches = TrainerBatches(self.trainer, self.trainer.eval_dataset, shard=True)
-        outputs = collect_outputs(self.trainer.model, batches)
+        outputs = collect_outputs(self.trainer.model, batches, self.progress, "uncertainty")
         found = self._gather({"logits": outputs.logits.numpy(), "votes": outputs.p.numpy()})
         chosen = high_disagreement(found["votes"], self.slice_share)
         return {
@@ -181,7 +185,7 @@ class HessianCallback(DiagnosticsCallback):
             seed=trainer.args.seed,
             max_hvps=self.max_hvps,
             reduce=lambda tensor: trainer.accelerator.reduce(tensor, "sum"),
-            progress=not trainer.args.disable_tqdm and trainer.args.process_index == 0,
+            progress=self.progress,
         )
         return asdict(summary)
 
@@ -213,13 +217,15 @@ class OODCallback(DiagnosticsCallback):
     def measure(self) -> dict[str, Any]:
         trainer = self.trainer
         rows = list(range(min(self.train_examples, len(trainer.train_dataset))))
-        near = collect_outputs(trainer.model, TrainerBatches(trainer, trainer.train_dataset, rows, shard=True))
+        near = TrainerBatches(trainer, trainer.train_dataset, rows, shard=True)
+        near = collect_outputs(trainer.model, near, self.progress, "train features")
         features = torch.from_numpy(self._gather({"features": near.features.numpy()})["features"])
         sets = {"in": trainer.eval_dataset, **self.outside}
         self.scores = {}
         for name, dataset in sets.items():
             batches = TrainerBatches(trainer, dataset, shard=True)
-            self.scores[name] = self._gather(ood_scores(trainer.model, batches, features, self.settings))
+            found = ood_scores(trainer.model, batches, features, self.settings, self.progress, name)
+            self.scores[name] = self._gather(found)
         inside = self.scores["in"]
         return {
             **{

@@ -7,20 +7,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 import PIL.Image
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.transforms import ScaledTranslation
 
 from ..data.errors import VotesError
-from .entropy import POINTS, SQUARES, _medians
-from .style import FONT, GUIDE, LOOKS, SMALL, Look, legend_below, looks, new_figure, panel_figure, styled
+from .cloud import POINTS, draw_cloud
+from .style import FONT, GUIDE, LOOKS, SMALL, Look, legend_below, legend_under, looks, new_figure, panel_figure, styled
 
 if TYPE_CHECKING:
     from ..diagnostics.barrier import LossBarrier
@@ -139,12 +136,6 @@ def interpolation_curves(pairs: Mapping[str, LossBarrier]) -> Figure:
     return figure
 
 
-def legend_under(ax: Axes) -> None:
-    """A panel's own legend below its axis, where no curve can be."""
-    inches = ScaledTranslation(0, -0.45, ax.figure.dpi_scale_trans)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=ax.transAxes + inches)
-
-
 @styled()
 def cka_heatmap(names: Sequence[str], matrix: Any) -> Figure:
     """The similarity of every two models' representations, with the numbers.
@@ -256,23 +247,10 @@ def gradient_variance_scatter(variance: Any, entropy: Any, correlation: float, n
         raise VotesError(f"Variance {variance.shape} and entropy {entropy.shape} must be of the same examples, (N,).")
     if not (np.isfinite(variance).all() and np.isfinite(entropy).all()):
         raise VotesError("Some gradient variances or entropies are not finite. Leave these examples out.")
-    crowded = len(variance) > POINTS
-    figure, ((ax,),) = new_figure(5.6 if crowded else 4.8, 4.2)
-    if crowded:
-        # As in entropy_scatter: squares, without the palest blues.
-        blues = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.25, 1, 256)))
-        counts, x, y = np.histogram2d(entropy, variance, SQUARES)
-        squares = ax.pcolormesh(x, y, np.ma.masked_equal(counts.T, 0), norm=LogNorm(), cmap=blues)
-        figure.colorbar(squares, label="examples", shrink=0.8)
-        ax.use_sticky_edges = False  # a margin, as points have
-    else:
-        ax.scatter(entropy, variance, 14, color=LOOKS["soft"].colour, alpha=0.35, linewidth=0)
-    x, (low, middle, high) = _medians(entropy, variance)
-    bars = [middle - low, high - middle]
-    style = {"color": LOOKS["majority"].colour, "marker": "o", "capsize": 2}
-    medians = ax.errorbar(x, middle, bars, **style, label="median and quartiles")
+    figure, ((ax,),) = new_figure(5.6 if len(variance) > POINTS else 4.8, 4.2)
+    quartiles = draw_cloud(ax, entropy, variance)
     ax.set(xlabel="entropy of the annotators (nats)", ylabel="variance of the last layer's gradient")
     shown = "undefined" if math.isnan(correlation) else f"{correlation:.3f}"
     ax.set_title(f"{'' if name is None else f'{name}: '}Spearman's ρ {shown}, {len(variance):,} examples", size=FONT)
-    legend_below(figure, [medians])
+    legend_below(figure, [quartiles])
     return figure

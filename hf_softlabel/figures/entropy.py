@@ -8,22 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ..metrics import entropy, entropy_correlation, equal_mass_bins
+from ..metrics import entropy, entropy_correlation
 from ..metrics.arrays import human, model
+from .cloud import POINTS, draw_cloud
 from .sources import Source, read_source, read_votes
 from .style import FONT, GUIDE, LOOKS, legend_below, new_figure, panel_figure, styled
 
-# More points than this lie on top of each other: they are counted on a grid of squares. (Hexagons would zigzag where
-# people's entropies are few, as they are with few votes.)
-POINTS = 1500
-SQUARES = 45
-MEDIANS = 10
 BINS = 20
 COLUMNS = 3
 
@@ -41,49 +35,17 @@ def entropy_scatter(source: str | Path | Source) -> Figure:
         warnings.simplefilter("ignore")  # where it is undefined, the title says so
         rho = entropy_correlation(source.predictions, source.votes, source.from_logits)
     most = math.log(np.shape(source.votes)[1])
-    crowded = len(people) > POINTS
-    figure, ((ax,),) = new_figure(5.4 if crowded else 4.5, 4.7)
-    if crowded:
-        # Rounding leaves log C + 1e-16, which no square would hold.
-        x, y = (np.minimum(values, most) for values in (people, machine))
-        # Without the palest blues, so that a square with one example is seen.
-        blues = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.25, 1, 256)))
-        counts, edges, _ = np.histogram2d(x, y, SQUARES, range=[(0, most)] * 2)
-        shown = np.ma.masked_equal(counts.T, 0)
-        squares = ax.pcolormesh(edges, edges, shown, norm=LogNorm(), cmap=blues)
-        figure.colorbar(squares, label="examples", shrink=0.8)
-    else:
-        ax.scatter(people, machine, 14, color=LOOKS["soft"].colour, alpha=0.35, linewidth=0)
+    figure, ((ax,),) = new_figure(5.4 if len(people) > POINTS else 4.5, 4.7)
     ax.plot([0, most], [0, most], color=GUIDE, linewidth=0.8)
-    x, quartiles = _medians(people, machine)
-    low, middle, high = quartiles
-    medians = ax.errorbar(
-        x,
-        middle,
-        yerr=[middle - low, high - middle],
-        color=LOOKS["majority"].colour,
-        marker="o",
-        capsize=2,
-        label="median and quartiles",
-    )
+    # Rounding leaves log C + 1e-16, which no square would hold.
+    quartiles = draw_cloud(ax, np.minimum(people, most), np.minimum(machine, most), [(0, most)] * 2)
     margin = 0.03 * most
     ax.set(xlim=(-margin, most + margin), ylim=(-margin, most + margin), aspect="equal")
     ax.set(xlabel="entropy of the annotators (nats)", ylabel="entropy of the model (nats)")
     shown = "undefined" if math.isnan(rho) else f"{rho:.3f}"
     ax.set_title(f"{source.name}: Spearman's ρ {shown}, {len(people):,} examples")
-    legend_below(figure, [medians])
+    legend_below(figure, [quartiles])
     return figure
-
-
-def _medians(people: np.ndarray, machine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean human entropy (B,) and the quartiles of model entropy (3, B) over tenths of the examples by the former.
-
-    Equal entropies stay together, so that there are fewer groups where people's entropies are few.
-    """
-    group = equal_mass_bins(people, MEDIANS)
-    groups = [group == i for i in np.unique(group)]
-    x = np.array([people[rows].mean() for rows in groups])
-    return x, np.array([np.quantile(machine[rows], [0.25, 0.5, 0.75]) for rows in groups]).T
 
 
 @styled()

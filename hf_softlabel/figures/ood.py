@@ -13,8 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from ..data.errors import VotesError
-from .diagnostics import legend_under
-from .style import GUIDE, LOOKS, legend_below, legend_line, looks, new_figure, panel_figure, styled
+from .style import GUIDE, LOOKS, legend_below, legend_line, legend_under, looks, new_figure, panel_figure, styled
 
 INSIDE = "in"
 BINS = 30

@@ -14,6 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 
 from ..data.errors import VotesError
 
@@ -114,6 +115,12 @@ def legend_below(figure: Figure, handles: Sequence[Artist], title: str | None = 
     rows = -(-len(handles) // columns) + (title is not None)
     figure.set_figheight(figure.get_figheight() + 0.2 * rows + 0.1)
     figure.legend(handles=handles, title=title, loc="outside lower center", ncols=columns)
+
+
+def legend_under(ax: Axes) -> None:
+    """A panel's own legend below its axis, where no curve can be."""
+    inches = ScaledTranslation(0, -0.45, ax.figure.dpi_scale_trans)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=ax.transAxes + inches)
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, Any]:
