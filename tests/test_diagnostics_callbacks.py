@@ -165,6 +165,24 @@ def test_what_is_wrong_is_said_before_training(tmp_path, capsys, news):
     assert "There is no file or folder" in error("--diagnostics", "ood", "--ood_sets", "news=missing.csv")
 
 
+def test_callbacks_refuse_at_once_what_they_could_not_measure_at_the_end(tmp_path, texts):
+    trainer = text_trainer(tmp_path, texts)
+    for options in ({"examples": 0}, {"rtol": 5.0}, {"every": -1}):
+        with pytest.raises(VotesError, match=r"at least 1, not 0|between 0 and 1, not 5\.0|not -1"):
+            HessianCallback(trainer, **options)
+    with pytest.raises(VotesError, match="at most 1, not 2"):
+        UncertaintyCallback(trainer, slice_share=2)
+    several = text_trainer(tmp_path, {"train": texts["train"], "eval": {"a": texts["eval"]}})
+    with pytest.raises(VotesError, match="one eval data set in memory, and this one is several data sets"):
+        UncertaintyCallback(several)
+    trainer.train_dataset = None
+    with pytest.raises(VotesError, match="one train data set in memory, and this one is missing"):
+        OODCallback(trainer, {})
+    trainer.train_dataset = texts["train"].to_iterable_dataset()
+    with pytest.raises(VotesError, match="this one is a stream"):
+        OODCallback(trainer, {})
+
+
 def test_ood_sets_by_name_file_and_folder(tmp_path, news):
     assert parse_ood_set("svhn=a/b:digits#extra") == ("svhn", "a/b", "digits", "extra")
     assert parse_ood_set("x=popquorn:politeness") == ("x", "popquorn", "politeness", None)

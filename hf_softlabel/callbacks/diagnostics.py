@@ -18,7 +18,8 @@ import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from ..diagnostics.batches import TrainerBatches, high_disagreement
+from ..data.errors import VotesError
+from ..diagnostics.batches import TrainerBatches, check_in_memory, high_disagreement
 from ..diagnostics.hessian import hessian_summary
 from ..diagnostics.ood import DETECTORS, OODSettings, detection, ood_scores
 from ..diagnostics.outputs import collect_outputs
@@ -57,6 +58,10 @@ class DiagnosticsCallback(TrainerCallback):
     protocol: tuple[str, ...] = ()
 
     def __init__(self, trainer: VotesTrainer, every: int = 0):
+        # Now, and not at the end of the training.
+        check_in_memory(trainer.eval_dataset, "eval")
+        if every < 0:
+            raise VotesError(f"every is a number of epochs, or 0 for the end of training only, not {every}.")
         self.trainer = trainer
         self.every = every
         self.results: dict[str, Any] = {}
@@ -115,6 +120,7 @@ class UncertaintyCallback(DiagnosticsCallback):
 
     def __init__(self, trainer: VotesTrainer, every: int = 0, slice_share: float = 0.1):
         super().__init__(trainer, every)
+        high_disagreement(votes_and_ids(trainer.eval_dataset)[0], slice_share)  # refuses a share that cannot be
         self.slice_share = slice_share
 
     def measure(self) -> dict[str, Any]:
@@ -167,6 +173,10 @@ class HessianCallback(DiagnosticsCallback):
         max_hvps: int = 1000,
     ):
         super().__init__(trainer, every)
+        if examples is not None and examples < 1:
+            raise VotesError(f"The Hessian needs examples: hessian_examples must be at least 1, not {examples}.")
+        if not 0 < rtol < 1:
+            raise VotesError(f"The Hessian's rtol is a relative error between 0 and 1, not {rtol}.")
         self.rtol, self.examples, self.slice_share, self.max_hvps = rtol, examples, slice_share, max_hvps
 
     def measure(self) -> dict[str, Any]:
@@ -211,6 +221,7 @@ class OODCallback(DiagnosticsCallback):
         train_examples: int = 10_000,
     ):
         super().__init__(trainer, every)
+        check_in_memory(trainer.train_dataset, "train")
         self.outside, self.settings, self.train_examples = outside, settings or OODSettings(), train_examples
         self.scores: dict[str, dict[str, np.ndarray]] = {}
 

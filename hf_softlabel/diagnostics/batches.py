@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from datasets import Dataset
+from datasets import IterableDataset as StreamingDataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
@@ -18,6 +19,14 @@ from ..metrics import entropy
 
 if TYPE_CHECKING:
     from ..trainer import VotesTrainer
+
+
+def check_in_memory(dataset: Any, split: str) -> None:
+    """Raise [`VotesError`] unless a split is one data set of known length, which diagnostics go through repeatedly."""
+    kind = "missing" if dataset is None else "several data sets" if isinstance(dataset, dict) else None
+    kind = "a stream" if isinstance(dataset, StreamingDataset) else kind
+    if kind is not None:
+        raise VotesError(f"Diagnostics need one {split} data set in memory, and this one is {kind}.")
 
 
 class TrainerBatches:
