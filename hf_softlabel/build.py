@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from .data.text import text_task, tokenize_votes
 from .data.votes import class_names
 from .models import load_model
 from .preparation import longest_input
-from .splits import Splits, load_splits
+from .splits import Splits, fingerprint, load_splits
 from .trainer import VotesTrainer
 
 
@@ -60,6 +61,10 @@ def build_trainer(
         processing_class=processing_class,
         callbacks=callbacks,
     )
+    # OOD texts are to be read as the run's own are.
+    trainer.text_columns = data_config.text_columns
+    if task != "image":
+        trainer._max_length = max_length
     return trainer, splits
 
 
@@ -75,13 +80,18 @@ def open_run(run: str | Path, sources: str | None = None) -> tuple[VotesTrainer,
     model_config, data_config, training = parse_recipe(run / "config.yaml")
     if sources is not None:
         data_config = replace(data_config, sources=sources)
-    training.report_to = []
+    training.report_to, training.push_to_hub, training.output_dir = [], False, str(run)
+    splits = load_splits(data_config, training.seed)
+    if fingerprint(splits) != json.loads((run / "metrics.json").read_text(encoding="utf-8"))["votes_fingerprint"]:
+        # Another split would hold out examples that the model was trained on.
+        where = data_config.sources or data_config.dataset
+        raise VotesError(f"{where} does not have the votes that {run} was trained on: say where with --sources.")
     model_config = ModelConfig(
         model=str(run / "model"),
         image_size=model_config.image_size,
         trust_remote_code=model_config.trust_remote_code,
     )
-    return build_trainer(model_config, data_config, training, load_splits(data_config, training.seed))
+    return build_trainer(model_config, data_config, training, splits)
 
 
 def _task(columns: list[str], text_columns: list[str] | None) -> str:

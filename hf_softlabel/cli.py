@@ -170,6 +170,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     diagnose.add_argument("--slice", type=float, default=0.1, help="high-disagreement share (default: %(default)s)")
     diagnose.add_argument("--points", type=int, default=11, help="on the line between two runs (default: %(default)s)")
     diagnose.add_argument("--sources", help="where the votes lie now, if not where they were")
+    diagnose.add_argument("--ood_sources", help="folder with the authors' files, for OOD sets such as popquorn")
     diagnose.add_argument("--output_dir", metavar="DIR", help="for numbers and pictures (default: RUN/diagnostics)")
     return parser, {
         "demo": _demo,
@@ -321,14 +322,16 @@ def _diagnose(options: argparse.Namespace) -> int:
         slice_share=options.slice,
         points=options.points,
         sources=options.sources,
+        ood_sources=options.ood_sources,
     )
     folder = options.output_dir or (
         os.path.join(options.runs[0], "diagnostics") if len(options.runs) == 1 else "diagnostics"
     )
     diagnosis = diagnose(options.runs, chosen, folder)
-    print(format_diagnosis(diagnosis))
-    plot_diagnosis(diagnosis, folder)
-    print(f"written to {folder}")
+    if diagnosis.runs[0].trainer.args.process_index == 0:
+        print(format_diagnosis(diagnosis))
+        plot_diagnosis(diagnosis, folder)
+        print(f"written to {folder}")
     return 0
 
 

@@ -23,7 +23,8 @@ from .diagnostics.batches import TrainerBatches, high_disagreement
 from .diagnostics.cka import linear_cka
 from .diagnostics.gradcam import GradCamStability, gradcam_stability
 from .diagnostics.gradient_variance import GradientVariance, gradient_variance
-from .diagnostics.outputs import collect_outputs
+from .diagnostics.ood import DETECTORS
+from .diagnostics.outputs import collect_outputs, last_linear
 from .preparation import holds_pixels, votes_and_ids
 from .trainer import VotesTrainer
 
@@ -42,6 +43,7 @@ class DiagnoseOptions:
         points: of the line between two models.
         train_examples: for batch norm's statistics on that line, and KNN's neighbours.
         sources: where the votes lie now.
+        ood_sources: the folder with the authors' files, for OOD sets that are data sets of votes.
     """
 
     hessian: bool = True
@@ -53,27 +55,36 @@ class DiagnoseOptions:
     points: int = 11
     train_examples: int = 2000
     sources: str | None = None
+    ood_sources: str | None = None
 
 
 @dataclass(frozen=True)
 class RunDiagnosis:
-    """A run, its trainer, what was measured (as in diagnostics.json), and arrays for the pictures."""
+    """A run, its trainer, what was measured (as in diagnostics.json), and arrays for the pictures.
+
+    `variance` is None for models without a linear layer of the classes at their end, as multiple choice has none.
+    """
 
     run: Path
     trainer: VotesTrainer
     results: dict[str, Any]
     ood_scores: dict[str, dict[str, np.ndarray]]
-    variance: GradientVariance
+    variance: GradientVariance | None
 
 
 @dataclass(frozen=True)
 class PairDiagnosis:
-    """Two runs on the examples that both held out; `gradcam` is None for texts, `barrier` for different networks."""
+    """Two runs on the examples that both held out.
+
+    What does not apply is None: `cka` without features, `barrier` for different networks, `gradcam` for texts, and
+    these two where the runs' tokenizers or image processors give their models different inputs.
+    """
 
     first: Path
     second: Path
     examples: int
-    cka: float
+    same_inputs: bool
+    cka: float | None
     barrier: LossBarrier | None
     gradcam: GradCamStability | None
     gradcam_high_disagreement: float | None
@@ -84,50 +95,72 @@ def diagnose_run(run: str | Path, options: DiagnoseOptions) -> RunDiagnosis:
     run = Path(run)
     trainer, _ = open_run(run, options.sources)
     results: dict[str, Any] = {"uncertainty": UncertaintyCallback(trainer, 0, options.slice_share).measure()}
-    outputs = collect_outputs(trainer.model, TrainerBatches(trainer, trainer.eval_dataset), True, "features")
-    variance = gradient_variance(outputs.features, outputs.p)
-    results["gradient_variance"] = {
-        "mean": float(variance.variance.mean()),
-        "entropy_correlation": variance.correlation,
-        "label_entropy_correlation": variance.label_correlation,
-    }
+    variance = None
+    if has_features(trainer):
+        outputs = collect_outputs(trainer.model, TrainerBatches(trainer, trainer.eval_dataset), True, "features")
+        variance = gradient_variance(outputs.features, outputs.p)
+        results["gradient_variance"] = {
+            "mean": float(variance.variance.mean()),
+            "entropy_correlation": variance.correlation,
+            "label_entropy_correlation": variance.label_correlation,
+        }
     scores: dict[str, dict[str, np.ndarray]] = {}
     if options.ood_sets:
-        outside = load_ood_sets(trainer, options.ood_sets, options.ood_examples, options.sources)
+        outside = load_ood_sets(trainer, options.ood_sets, options.ood_examples, options.ood_sources)
         ood = OODCallback(trainer, outside, train_examples=options.train_examples)
         results["ood"], scores = ood.measure(), ood.scores
     if options.hessian:
         hessian = HessianCallback(trainer, 0, options.rtol, options.hessian_examples, options.slice_share)
         results["hessian"] = hessian.measure()
-    write_diagnostics(run, results)
+    if trainer.args.process_index == 0:
+        write_diagnostics(run, results)
     return RunDiagnosis(run, trainer, results, scores, variance)
 
 
 def diagnose_pair(first: RunDiagnosis, second: RunDiagnosis, options: DiagnoseOptions) -> PairDiagnosis:
-    """Compare two runs on the examples that neither was trained on."""
-    rows = _common_rows(first.trainer, second.trainer)
-    # Both models see the first one's batches: the same examples in the same form.
-    trainer, other = first.trainer, second.trainer
-    batches = TrainerBatches(trainer, trainer.eval_dataset, rows)
-    features = [collect_outputs(model, batches, True, "features").features for model in (trainer.model, other.model)]
-    barrier = None
-    if _same_network(trainer.model, other.model):
-        train_rows = range(min(options.train_examples, len(trainer.train_dataset)))
-        train = TrainerBatches(trainer, trainer.train_dataset, list(train_rows))
-        barrier = loss_barrier(trainer.model, other.model, batches, train, options.points, progress=True)
-    gradcam = gradcam_high = None
-    if holds_pixels(trainer.eval_dataset):
-        gradcam = gradcam_stability(trainer.model, other.model, batches, progress=True)
-        votes, _ = votes_and_ids(trainer.eval_dataset)
-        chosen = high_disagreement(votes[rows], options.slice_share).rows
-        slice_correlations = gradcam.correlations[chosen]
+    """Compare two runs on the examples that neither was trained on, each with its own tokenizer or image processor."""
+    one, two = first.trainer, second.trainer
+    rows, there = _common_rows(one, two)
+    batches = TrainerBatches(one, one.eval_dataset, rows, batch_size=one.args.eval_batch_size)
+    others = TrainerBatches(two, two.eval_dataset, there, batch_size=one.args.eval_batch_size)
+    cka = barrier = gradcam = gradcam_high = None
+    if has_features(one) and has_features(two):
+        pairs = ((one.model, batches), (two.model, others))
+        cka = linear_cka(*(collect_outputs(model, some, True, "features").features for model, some in pairs))
+    # Weights and maps can only be compared on the same inputs.
+    same_inputs = _same_inputs(batches, others)
+    if same_inputs and _same_network(one.model, two.model):
+        train_rows = range(min(options.train_examples, len(one.train_dataset)))
+        train = TrainerBatches(one, one.train_dataset, list(train_rows))
+        barrier = loss_barrier(one.model, two.model, batches, train, options.points, progress=True)
+    if same_inputs and holds_pixels(one.eval_dataset):
+        gradcam = gradcam_stability(one.model, two.model, batches, progress=True)
+        votes, _ = votes_and_ids(one.eval_dataset)
+        slice_correlations = gradcam.correlations[high_disagreement(votes[rows], options.slice_share).rows]
         defined = np.isfinite(slice_correlations)
         gradcam_high = float(slice_correlations[defined].mean()) if defined.any() else float("nan")
-    return PairDiagnosis(first.run, second.run, len(rows), linear_cka(*features), barrier, gradcam, gradcam_high)
+    return PairDiagnosis(first.run, second.run, len(rows), same_inputs, cka, barrier, gradcam, gradcam_high)
 
 
-def _common_rows(first: VotesTrainer, second: VotesTrainer) -> list[int]:
-    """The rows of the first's eval split that are in the second's too, and the same votes."""
+def has_features(trainer: VotesTrainer) -> bool:
+    """Whether the model ends in a linear layer of the classes, whose inputs are its features."""
+    inputs, _ = next(iter(TrainerBatches(trainer, trainer.eval_dataset, [0])))
+    try:
+        last_linear(trainer.model, inputs)
+    except VotesError:
+        return False
+    return True
+
+
+def _same_inputs(batches: TrainerBatches, others: TrainerBatches) -> bool:
+    for (one, _), (two, _) in zip(batches, others, strict=True):
+        if one.keys() != two.keys() or not all(torch.equal(one[key], two[key]) for key in one):
+            return False
+    return True
+
+
+def _common_rows(first: VotesTrainer, second: VotesTrainer) -> tuple[list[int], list[int]]:
+    """The rows of the two eval splits that hold the same examples, with the same votes."""
     (votes, ids), (other_votes, other_ids) = (votes_and_ids(t.eval_dataset) for t in (first, second))
     place = {int(example): row for row, example in enumerate(other_ids)}
     rows = [row for row, example in enumerate(ids) if int(example) in place]
@@ -136,7 +169,7 @@ def _common_rows(first: VotesTrainer, second: VotesTrainer) -> list[int]:
     there = [place[int(ids[row])] for row in rows]
     if votes.shape[1] != other_votes.shape[1] or (votes[rows] != other_votes[there]).any():
         raise VotesError("The two runs have different votes on the same examples: they are of different data sets.")
-    return rows
+    return rows, there
 
 
 def _same_network(first: torch.nn.Module, second: torch.nn.Module) -> bool:
@@ -159,13 +192,16 @@ def diagnose(runs: Sequence[str | Path], options: DiagnoseOptions, output: str |
     folder.mkdir(parents=True, exist_ok=True)
     hide = None if len(runs) > 1 else True
     found = [diagnose_run(run, options) for run in tqdm(runs, desc="runs", unit="run", disable=hide)]
-    pairs = [diagnose_pair(*pair, options) for pair in combinations(found, 2)]
+    couples = list(combinations(found, 2))
+    hide = None if len(couples) > 1 else True
+    pairs = [diagnose_pair(*pair, options) for pair in tqdm(couples, desc="pairs", unit="pair", disable=hide)]
     results = {
         "runs": {str(diagnosis.run): diagnosis.results for diagnosis in found},
         "pairs": [_pair_results(pair) for pair in pairs],
         "options": asdict(options),
     }
-    write_text_atomically(folder / "diagnostics.json", json.dumps(plain(results), indent=1, allow_nan=False))
+    if found[0].trainer.args.process_index == 0:
+        write_text_atomically(folder / "diagnostics.json", json.dumps(plain(results), indent=1, allow_nan=False))
     return Diagnosis(found, pairs, options)
 
 
@@ -178,19 +214,20 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
         if hessian is not None:
             for title, values in (("whole split", hessian), ("high disagreement", hessian["high_disagreement"])):
                 lines.append(f"  Hessian, {title:17} {_measured('lambda_max', values)}   {_measured('trace', values)}")
-        variance = found.results["gradient_variance"]
-        lines.append(f"  gradient variance and annotator entropy: Spearman {variance['entropy_correlation']:.4f}")
+        variance = found.results.get("gradient_variance")
+        if variance is not None:
+            lines.append(f"  gradient variance and annotator entropy: Spearman {variance['entropy_correlation']:.4f}")
         for name, detectors in found.results.get("ood", {}).items():
-            if name != "settings":
-                lines.append(
-                    f"  OOD, {name}: {'':14}" + "".join(f"{metric:>9}" for metric in ("AUROC", "AUPR", "FPR95"))
-                )
-                for detector, values in detectors.items():
-                    cells = "".join(f"{values[metric]:9.4f}" for metric in ("auroc", "aupr", "fpr95"))
-                    lines.append(f"    {detector:20}{'':{len(name)}}{cells}")
+            lines.append(f"  OOD, {name}: {'':14}" + "".join(f"{metric:>9}" for metric in ("AUROC", "AUPR", "FPR95")))
+            for detector in DETECTORS:
+                cells = "".join(f"{detectors[detector][metric]:9.4f}" for metric in ("auroc", "aupr", "fpr95"))
+                lines.append(f"    {detector:20}{'':{len(name)}}{cells}")
     for pair in diagnosis.pairs:
         lines.append(f"{pair.first} and {pair.second}, on {pair.examples} examples that both held out")
-        lines.append(f"  linear CKA {pair.cka:.4f}")
+        if pair.cka is not None:
+            lines.append(f"  linear CKA {pair.cka:.4f}")
+        if not pair.same_inputs:
+            lines.append("  no barrier and no Grad-CAM: the runs' tokenizers or image processors differ")
         if pair.barrier is not None:
             again = pair.barrier.reestimated_barrier
             batch_norm = "" if again is None else f", with re-estimated batch norm {again:.4f}"
@@ -198,7 +235,7 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
         if pair.gradcam is not None:
             lines.append(
                 f"  Grad-CAM correlation {pair.gradcam.mean:.4f}, where people disagree most "
-                f"{pair.gradcam_high_disagreement:.4f}"
+                f"{pair.gradcam_high_disagreement:.4f} (of {pair.gradcam.defined} images with maps in both)"
             )
     return "\n".join(lines)
 
@@ -213,6 +250,7 @@ def _pair_results(pair: PairDiagnosis) -> dict[str, Any]:
         "first": str(pair.first),
         "second": str(pair.second),
         "examples": pair.examples,
+        "same_inputs": pair.same_inputs,
         "cka": pair.cka,
     }
     if pair.barrier is not None:

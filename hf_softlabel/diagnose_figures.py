@@ -79,8 +79,9 @@ def _figures(diagnosis: Diagnosis) -> Iterator[tuple[str, Figure]]:
         yield "gradcam", overlays
     for name, found in runs.items():
         variance = found.variance
-        scatter = gradient_variance_scatter(variance.variance, variance.entropy, variance.correlation, name)
-        yield f"gradient_variance_{_slug(name)}", scatter
+        if variance is not None:
+            scatter = gradient_variance_scatter(variance.variance, variance.entropy, variance.correlation, name)
+            yield f"gradient_variance_{_slug(name)}", scatter
         if found.ood_scores:
             yield f"ood_roc_{_slug(name)}", ood_roc(found.ood_scores, name)
             for detector in found.ood_scores["in"]:
@@ -93,7 +94,7 @@ def _pair_figures(diagnosis: Diagnosis, names: list[str]) -> Iterator[tuple[str,
     barriers = {}
     # In the order in which `diagnose` compares them.
     for (i, j), pair in zip(combinations(range(len(names)), 2), diagnosis.pairs, strict=True):
-        matrix[i, j] = matrix[j, i] = pair.cka
+        matrix[i, j] = matrix[j, i] = np.nan if pair.cka is None else pair.cka
         if pair.barrier is not None:
             barriers[f"{names[i]} – {names[j]}"] = pair.barrier
     yield "cka", cka_heatmap(names, matrix)

@@ -27,12 +27,11 @@ from .callbacks.recipe import add_diagnostics, write_diagnostics
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
-from .data.votes import dense_votes, votes_fingerprint
+from .data.votes import dense_votes
 from .metrics import references
 from .metrics.arrays import human
 from .metrics.summary import TITLES
-from .preparation import votes_and_ids
-from .splits import Splits, load_splits
+from .splits import fingerprint, load_splits
 from .trainer import VotesTrainer
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,10 @@ NOT_THE_RUN = (
 # In the summary of a run; all scores are in metrics.json, and `hf-softlabel score` shows them.
 SHOWN = ("soft_nll", "kl", "accuracy", "ece_equal_mass_soft", "entropy_correlation")
 VERIFIED = ("cifar10h", "chaosnli", "popquorn", "synthetic")
-NOT_THE_RUN_PREFIXES = ("dataloader_", "logging_", "log_", "hub_", "push_", "save_", "trackio_")
+NOT_THE_RUN_PREFIXES = (
+    *("dataloader_", "logging_", "log_", "hub_", "push_", "save_", "trackio_"),
+    *("diagnostics", "hessian_", "ood_"),
+)
 
 
 class _History(TrainerCallback):
@@ -172,14 +174,15 @@ def run_recipe(
         with training.main_process_first(local=False, desc="loading the votes"):
             splits = load_splits(data_config, training.seed)
     if finished is not None:
-        if data_config.dataset not in VERIFIED and _fingerprint(splits) != finished["votes_fingerprint"]:
+        if data_config.dataset not in VERIFIED and fingerprint(splits) != finished["votes_fingerprint"]:
             raise VotesError(f"{out} holds a finished run on other votes than {data_config.sources} has now.")
         logger.warning("%s is finished already; --overwrite starts it anew.", out)
         return finished
     history = _History(out / "history.jsonl")
     trainer, splits = build_trainer(model_config, data_config, training, splits, [history, *(callbacks or [])])
     history.trainer = trainer
-    diagnostics = add_diagnostics(trainer)
+    # The authors' files of OOD sets lie beside those of the data set itself.
+    diagnostics = add_diagnostics(trainer, data_config.sources if data_config.dataset in VERIFIED else None)
     if quiet:
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
@@ -211,7 +214,7 @@ def run_recipe(
         "train_seconds": None if checkpoint else trained.metrics["train_runtime"],
         "train_examples": None if trainer.streams else len(trainer.train_dataset),
         "eval_examples": len(prediction.predictions),
-        "votes_fingerprint": _fingerprint(splits),
+        "votes_fingerprint": fingerprint(splits),
         "hard_label": trainer.hard_label,
         "undefined": trainer.undefined,
         **_references(prediction, splits.train, training.ordinal),
@@ -252,12 +255,6 @@ def _calibrate(
     votes, _, gold_label = prediction.label_ids
     measured = measure_calibration(prediction.predictions, votes, gold_label, scaling, sets, trainer.args.ordinal)
     return {**measured, "scaled": _plain(measured["scaled"], ""), "calibration_examples": len(found.predictions)}
-
-
-def _fingerprint(splits: Splits) -> str | None:
-    """Of the votes of all splits; None for streams."""
-    known = [votes_and_ids(split) for split in splits if split is not None]
-    return None if any(votes is None for votes in known) else "-".join(votes_fingerprint(*votes) for votes in known)
 
 
 def _write_predictions(path: Path, prediction: Any) -> None:

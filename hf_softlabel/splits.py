@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from .config import DataConfig
 from .data.errors import VotesError
 from .data.load import load_votes
-from .data.votes import split_stream, split_votes, subsample_votes
+from .data.votes import split_stream, split_votes, subsample_votes, votes_fingerprint
+from .preparation import votes_and_ids
 
 
 class Splits(NamedTuple):
@@ -67,3 +68,9 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
     # After the subsampling: who has few votes to train on has few to calibrate on.
     parts = split_votes(train, config.calibration_fraction, split_seed)
     return Splits(parts["train"], held_out, parts["eval"])
+
+
+def fingerprint(splits: Splits) -> str | None:
+    """Of the votes of all splits; None for streams."""
+    known = [votes_and_ids(split) for split in splits if split is not None]
+    return None if any(votes is None for votes in known) else "-".join(votes_fingerprint(*votes) for votes in known)

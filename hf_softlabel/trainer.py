@@ -116,6 +116,7 @@ class VotesTrainer(Trainer):
         self._user_metrics = compute_metrics
         self._max_length = longest_input(model, processing_class)
         self._has_image_store = False
+        self.text_columns: list[str] | None = None
         train_dataset = self._prepare(train_dataset, processing_class, "train", delivery=self.delivery)
         if isinstance(eval_dataset, dict):
             eval_dataset = {key: self._prepare(one, processing_class, key) for key, one in eval_dataset.items()}
@@ -264,12 +265,17 @@ class VotesTrainer(Trainer):
             )
         return super()._determine_best_metric(metrics, trial)
 
-    def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
+    def align_buffers(self) -> None:
+        """Give every process the first one's batch-norm statistics: what is measured must be the model that is saved.
+
+        Each has moved its own on since DDP last aligned them.
+        """
         if dist.is_initialized():
-            # Each process has moved its own batch-norm statistics on since DDP last aligned them. What is scored must
-            # be the model that is saved, which is the first process's.
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def evaluation_loop(self, *args, metric_key_prefix: str = "eval", **kwargs):
+        self.align_buffers()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         self._all_undefined |= {f"{metric_key_prefix}_{name}": reason for name, reason in self.undefined.items()}
         score = output.metrics.get(f"{metric_key_prefix}_soft_nll")

@@ -14,7 +14,10 @@ from hf_softlabel.build import open_run
 from hf_softlabel.cli import main
 from hf_softlabel.data.synthetic import load_synthetic
 from hf_softlabel.diagnose import DiagnoseOptions, diagnose_pair, diagnose_run
+from hf_softlabel.diagnostics import linear_cka
+from hf_softlabel.diagnostics.batches import TrainerBatches
 from hf_softlabel.diagnostics.ood import DETECTORS
+from hf_softlabel.diagnostics.outputs import collect_outputs
 from hf_softlabel.preparation import votes_and_ids
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "synthetic"
@@ -56,7 +59,7 @@ def test_one_run(runs, capsys):
     assert own.keys() == {"uncertainty", "gradient_variance", "ood", "hessian"}
     together = json.loads((out / "diagnostics.json").read_text())
     assert together["runs"] == {str(runs / "sls"): own} and together["pairs"] == []
-    assert own["ood"]["textures"].keys() == set(DETECTORS)
+    assert own["ood"]["textures"].keys() == {*DETECTORS, "settings"}
     # The same textures, drawn again: nothing tells them from those that were held out.
     assert 0.3 < own["ood"]["textures"]["knn"]["auroc"] < 0.7
     assert own["gradient_variance"]["label_entropy_correlation"] > 0.99
@@ -95,6 +98,37 @@ def test_a_run_with_itself_is_at_one_and_without_a_barrier(runs):
     pair = diagnose_pair(found, found, options)
     assert pair.cka == pytest.approx(1) and pair.gradcam.mean == pytest.approx(1)
     assert pair.barrier.barrier == pytest.approx(0, abs=1e-9)
+
+
+def test_runs_with_other_inputs_are_compared_on_their_own(runs, tmp_path, capsys):
+    """The same data with images of another size: each network sees its own."""
+    larger = ["--output_dir", str(tmp_path / "larger"), "--seed", "0", "--image_size", "20"]
+    assert main(["train", str(RECIPES / "sls.yaml"), *larger, *QUICK]) == 0
+    options = DiagnoseOptions(hessian=False, points=3)
+    one, two = (diagnose_run(run, options) for run in (runs / "sls", tmp_path / "larger"))
+    pair, back = diagnose_pair(one, two, options), diagnose_pair(two, one, options)
+    assert pair.cka == pytest.approx(back.cka, rel=1e-5)
+    assert not pair.same_inputs and pair.barrier is None and pair.gradcam is None
+    own = [collect_outputs(d.trainer.model, TrainerBatches(d.trainer, d.trainer.eval_dataset)) for d in (one, two)]
+    assert pair.cka == pytest.approx(linear_cka(*(outputs.features for outputs in own)), rel=1e-5)
+
+
+def test_other_votes_than_those_of_the_run_are_refused(tmp_path, capsys):
+    rows = [f"the room was {word},{k % 3},{1 + k % 2}" for k, word in enumerate(["great", "bad"] * 40)]
+    (tmp_path / "votes.csv").write_text("\n".join(["text,no,yes", *rows]))
+    (tmp_path / "cut.csv").write_text("\n".join(["text,no,yes", *rows[:60]]))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"dataset: table\nsources: {tmp_path / 'votes.csv'}\nlabel_columns: ['no', 'yes']\nmodel: synthetic-bert\n"
+        "delivery: soft\nnum_train_epochs: 1\nsave_strategy: 'no'\nreport_to: none\ndisable_tqdm: true\n"
+    )
+    run = str(tmp_path / "run")
+    assert main(["train", str(recipe), "--output_dir", run]) == 0
+    assert main(["diagnose", run, "--no_hessian", "--sources", str(tmp_path / "cut.csv")]) == 2
+    assert "does not have the votes that" in error_of(capsys)
+    moved = shutil.move(run, tmp_path / "elsewhere")
+    assert main(["diagnose", str(moved), "--no_hessian"]) == 0
+    assert not Path(run).exists()
 
 
 def test_texts_have_no_maps_but_all_else(runs, capsys):

@@ -102,8 +102,8 @@ def test_numbers_are_those_of_the_functions(tmp_path, texts, news):
     assert hessian["examples"] == 12 and hessian["high_disagreement"]["examples"] == len(chosen.rows)
     slack = hessian["lambda_max_error"] + exact.lambda_max_error
     assert abs(hessian["lambda_max"] - exact.lambda_max) <= slack + 1e-3 * abs(exact.lambda_max)
-    assert ood["news"].keys() == set(DETECTORS) and 0 <= ood["news"]["knn"]["auroc"] <= 1
-    assert ood["settings"]["knn_neighbours"] == 3 and ood["settings"]["train_examples"] == 48
+    assert ood["news"].keys() == {*DETECTORS, "settings"} and 0 <= ood["news"]["knn"]["auroc"] <= 1
+    assert ood["news"]["settings"]["knn_neighbours"] == 3 and ood["news"]["settings"]["train_examples"] == 48
 
 
 def test_they_run_every_so_many_epochs_and_at_the_end_on_the_best_checkpoint(tmp_path, texts):
@@ -163,6 +163,31 @@ def test_what_is_wrong_is_said_before_training(tmp_path, capsys, news):
     assert "written NAME=SOURCE" in error("--diagnostics", "ood", "--ood_sets", news)
     assert "has the splits train" in error("--diagnostics", "ood", "--ood_sets", f"news={news}#test")
     assert "There is no file or folder" in error("--diagnostics", "ood", "--ood_sets", "news=missing.csv")
+    for name in ("in", "settings", "a/b"):
+        assert f"cannot be named '{name}'" in error("--diagnostics", "ood", "--ood_sets", f"{name}={news}")
+    twice = ["--ood_sets", f"news={news}", f"news={news}"]
+    assert "Two OOD sets are named 'news'" in error("--diagnostics", "ood", *twice)
+    assert "must be at least 1, not 0" in error(
+        "--diagnostics", "ood", "--ood_examples", "0", "--ood_sets", f"news={news}"
+    )
+    assert "between 0 and 1, not 5.0" in error("--diagnostics", "hessian", "--hessian_rtol", "5")
+    assert "this one is a stream" in error("--diagnostics", "uncertainty", "--streaming", "--max_steps", "3")
+
+
+def test_texts_are_no_ood_set_of_an_image_model(tmp_path, capsys, news):
+    options = ["--diagnostics", "ood", "--ood_sets", f"news={news}", "--disable_tqdm", "true"]
+    assert main(["train", str(RECIPES / "sls.yaml"), "--output_dir", str(tmp_path / "run"), *options]) == 2
+    assert not any((tmp_path / "run").glob("*"))
+
+
+def test_the_last_measurement_is_shown_by_the_progress_bar_before_it_closes(tmp_path, news, capsys):
+    args = ["--num_train_epochs", "1", "--train_size", "40", "--diagnostics", "uncertainty", "ood"]
+    out = ["--output_dir", str(tmp_path / "run"), "--ood_sets", f"news={news}"]
+    assert main(["train", str(RECIPES / "text.yaml"), *out, *args]) == 0
+    found = json.loads((tmp_path / "run" / "diagnostics.json").read_text())
+    # There are fewer training examples than neighbours by default.
+    assert found["ood"]["news"]["settings"]["knn_neighbours"] == 40
+    assert "ood/news/knn" in capsys.readouterr().out
 
 
 def test_callbacks_refuse_at_once_what_they_could_not_measure_at_the_end(tmp_path, texts):

@@ -60,7 +60,7 @@ def test_a_diagnosis_is_drawn_with_maps_of_what_is_most_disagreed_on(tmp_path, i
     runs = [image_run(tmp_path / "a", images, rows), image_run(tmp_path / "b", images, others, 1)]
     runs.append(replace(image_run(tmp_path / "c", images, rows, 2), ood_scores=OOD))
     pairs = [
-        PairDiagnosis(runs[i].run, runs[j].run, 6, cka, barrier, None, None)
+        PairDiagnosis(runs[i].run, runs[j].run, 6, True, cka, barrier, None, None)
         for i, j, cka, barrier in ((0, 1, 0.25, line()), (0, 2, 0.5, None), (1, 2, 0.75, line()))
     ]
     written = plot_diagnosis(Diagnosis(runs, pairs, DiagnoseOptions()), tmp_path / "out")
@@ -113,7 +113,7 @@ def test_what_was_not_measured_is_not_drawn(tmp_path, images, texts):
 def test_many_pairs_are_drawn_in_several_pictures(monkeypatch):
     calls = drawn(monkeypatch, "interpolation_curves")
     names = list("abcdef")
-    pairs = [PairDiagnosis(Path(), Path(), 1, 0.5, line(), None, None)] * 15
+    pairs = [PairDiagnosis(Path(), Path(), 1, True, 0.5, line(), None, None)] * 15
     figures = dict(diagnose_figures._pair_figures(Diagnosis([], pairs, DiagnoseOptions()), names))
     assert list(figures) == ["cka", "interpolation_1", "interpolation_2"]
     shown = [title for (some,) in calls["interpolation_curves"] for title in some]

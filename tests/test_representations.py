@@ -140,6 +140,14 @@ def test_barriers_refuse_what_has_no_line():
         loss_barrier(nn.Linear(4, 3), nn.Linear(4, 3), batches, points=2)
     with pytest.raises(VotesError, match="no batches"):
         loss_barrier(nn.Linear(4, 3), nn.Linear(4, 3), [])
+    one, images = convolutional(0), [(torch.randn(4, 3, 8, 8), torch.rand(4, 4))]
+    for wrong in (iter(images), (batch for batch in images)):
+        with pytest.raises(VotesError, match="not an iterator"):
+            loss_barrier(one, one, images, wrong)
+        with pytest.raises(VotesError, match="not an iterator"):
+            loss_barrier(one, one, wrong)
+    with pytest.raises(VotesError, match="no train_batches"):
+        loss_barrier(one, one, images, [])
     assert barrier_of(np.array([0, 0.5, 1]), np.array([1.0, 0.2, 1.0])) == 0.0
 
 
@@ -162,6 +170,8 @@ def test_grad_cam_is_captums(name):
     predicted = forward(x).argmax(-1)
     torch.testing.assert_close(own, grad_cam(model, inputs, predicted))
     assert all(p.grad is None for p in model.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(grad_cam(model, inputs), own)
 
 
 def test_gradcam_stability_is_the_correlation_of_maps():

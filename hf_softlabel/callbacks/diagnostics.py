@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +83,8 @@ class DiagnosticsCallback(TrainerCallback):
         }
 
     def run(self) -> None:
+        # Batch norm's statistics differ between the processes until they are aligned, as for an evaluation.
+        self.trainer.align_buffers()
         with undisturbed():
             self.results = self.measure()
         self.trainer.log({f"eval_{name}": value for name, value in self.numbers().items()})
@@ -96,7 +98,8 @@ class DiagnosticsCallback(TrainerCallback):
 
     def _gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The rows of all processes, after each other."""
-        parts = gather_object([dict(arrays)])
+        # A process without examples has arrays of no shape.
+        parts = [part for part in gather_object([dict(arrays)]) if all(len(rows) for rows in part.values())]
         return {name: np.concatenate([part[name] for part in parts]) for name in arrays}
 
 
@@ -125,8 +128,11 @@ class UncertaintyCallback(DiagnosticsCallback):
 
     def measure(self) -> dict[str, Any]:
         batches = TrainerBatches(self.trainer, self.trainer.eval_dataset, shard=True)
-        outputs = collect_outputs(self.trainer.model, batches, self.progress, "uncertainty")
-        found = self._gather({"logits": outputs.logits.numpy(), "votes": outputs.p.numpy()})
+        own = {"logits": np.empty(0), "votes": np.empty(0)}
+        if batches.examples:
+            outputs = collect_outputs(self.trainer.model, batches, self.progress, "uncertainty", features=False)
+            own = {"logits": outputs.logits.numpy(), "votes": outputs.p.numpy()}
+        found = self._gather(own)
         chosen = high_disagreement(found["votes"], self.slice_share)
         return {
             **_uncertainty(found["logits"], found["votes"]),
@@ -229,19 +235,25 @@ class OODCallback(DiagnosticsCallback):
         trainer = self.trainer
         rows = list(range(min(self.train_examples, len(trainer.train_dataset))))
         near = TrainerBatches(trainer, trainer.train_dataset, rows, shard=True)
-        near = collect_outputs(trainer.model, near, self.progress, "train features")
-        features = torch.from_numpy(self._gather({"features": near.features.numpy()})["features"])
+        own = {"features": np.empty(0)}
+        if near.examples:
+            own = {"features": collect_outputs(trainer.model, near, self.progress, "train features").features.numpy()}
+        features = torch.from_numpy(self._gather(own)["features"])
+        settings = replace(self.settings, knn_neighbours=min(self.settings.knn_neighbours, len(features)))
         sets = {"in": trainer.eval_dataset, **self.outside}
         self.scores = {}
         for name, dataset in sets.items():
             batches = TrainerBatches(trainer, dataset, shard=True)
-            found = ood_scores(trainer.model, batches, features, self.settings, self.progress, name)
+            found = {detector: np.empty(0) for detector in DETECTORS}
+            if batches.examples:
+                found = ood_scores(trainer.model, batches, features, settings, self.progress, name)
             self.scores[name] = self._gather(found)
         inside = self.scores["in"]
+        protocol = {**asdict(settings), "train_examples": len(features)}
         return {
-            **{
-                name: {detector: detection(inside[detector], self.scores[name][detector]) for detector in DETECTORS}
-                for name in self.outside
-            },
-            "settings": {**asdict(self.settings), "train_examples": len(features)},
+            name: {
+                **{detector: detection(inside[detector], self.scores[name][detector]) for detector in DETECTORS},
+                "settings": protocol,
+            }
+            for name in self.outside
         }

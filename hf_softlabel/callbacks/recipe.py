@@ -21,7 +21,7 @@ def add_diagnostics(trainer: VotesTrainer, sources: str | None = None) -> list[D
     """Add the callbacks that the trainer's arguments name, and return them."""
     args = trainer.args
     callbacks: list[DiagnosticsCallback] = []
-    for name in args.diagnostics or ():
+    for name in dict.fromkeys(args.diagnostics or ()):
         if name == "uncertainty":
             callbacks.append(UncertaintyCallback(trainer, args.diagnostics_every, args.diagnostics_slice))
         elif name == "hessian":
@@ -35,6 +35,9 @@ def add_diagnostics(trainer: VotesTrainer, sources: str | None = None) -> list[D
             callbacks.append(OODCallback(trainer, outside, args.diagnostics_every))
     for callback in callbacks:
         trainer.add_callback(callback)
+        # First of all: at the end of training others close their trackers and the progress bar.
+        trainer.callback_handler.callbacks.remove(callback)
+        trainer.callback_handler.callbacks.insert(0, callback)
     return callbacks
 
 
@@ -47,6 +50,8 @@ def load_ood_sets(
     outside = {}
     for text in specifications:
         name, source, subset, split = parse_ood_set(text)
+        if name in outside:
+            raise VotesError(f"Two OOD sets are named {name!r}: give them different names.")
         with trainer.args.main_process_first(local=False, desc=f"loading {name}"):
             dataset = load_ood_set(source, subset, split, examples, trainer.args.seed, sources)
             outside[name] = prepare_ood_set(trainer, dataset, name)
@@ -57,7 +62,9 @@ def write_diagnostics(run: Path, results: Mapping[str, Any]) -> Path:
     """Add results to a run's `diagnostics.json`; what is not finite becomes null."""
     path = run / "diagnostics.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_text_atomically(path, json.dumps(plain({**before, **results}), indent=1, allow_nan=False))
+    # OOD sets that were measured before stay.
+    sets = {"ood": {**before.get("ood", {}), **results["ood"]}} if "ood" in results else {}
+    write_text_atomically(path, json.dumps(plain({**before, **results, **sets}), indent=1, allow_nan=False))
     return path
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from ..data.errors import VotesError
-from .outputs import evaluating, logits_of, split_batch
+from .outputs import check_repeatable, evaluating, logits_of, split_batch
 
 POINTS = 11
 
@@ -57,6 +57,9 @@ def loss_barrier(
     """
     if points < 3:
         raise VotesError(f"A line needs its ends and a point between them: points={points} is too few.")
+    check_repeatable(batches)
+    if train_batches is not None:
+        check_repeatable(train_batches)
     alphas = np.linspace(0, 1, points)
     model = copy.deepcopy(first)
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
@@ -113,7 +116,11 @@ def reestimate_batch_norm(model: nn.Module, norms: list[nn.Module], batches: Ite
             norm.reset_running_stats()
             norm.momentum = None  # the mean of all batches, not a running one
             norm.train()
+        seen = 0
         for batch in batches:
             logits_of(model, split_batch(batch)[0])
+            seen += 1
+        if not seen:
+            raise VotesError("There are no train_batches to re-estimate batch norm on.")
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -64,11 +64,11 @@ def grad_cam(model: nn.Module, inputs: Inputs, classes: Tensor | None = None) ->
     try:
         with evaluating(model), torch.enable_grad():
             logits = logits_of(model, inputs)
+            classes = logits.argmax(-1) if classes is None else classes.to(logits.device)
+            (gradient,) = torch.autograd.grad(logits.gather(-1, classes[:, None]).sum(), seen[-1])
     finally:
         hook.remove()
-    activations = seen[-1]
-    classes = logits.argmax(-1) if classes is None else classes.to(logits.device)
-    (gradient,) = torch.autograd.grad(logits.gather(-1, classes[:, None]).sum(), activations)
+    activations = seen[-1].detach()
     weights = gradient.mean((-2, -1), keepdim=True)
     return (weights * activations).sum(1).relu().detach()
 

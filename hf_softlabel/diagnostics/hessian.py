@@ -60,7 +60,8 @@ def hessian_summary(
     """lambda_max and trace of the Hessian of mean_i -sum_k p_ik log q_ik with respect to all trainable parameters.
 
     The model is in eval mode meanwhile (batch norm frozen, no dropout), and is left exactly as it was: modes,
-    gradients, buffers and the random generator. Memory is that of one batch, plus vectors of up to 4 GB.
+    gradients, buffers and the random generator. Memory is that of one batch, plus the
+    probes' vectors: up to 4 GB of them are kept, and working on them takes about five times what is kept.
 
     Args:
         model: returns logits (n, C) as a tensor, first in a tuple, or as `.logits`; float32.

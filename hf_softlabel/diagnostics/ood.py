@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..data.errors import VotesError
-from .outputs import Inputs, collect_outputs, evaluating, logits_of, split_batch
+from .outputs import Inputs, check_repeatable, collect_outputs, evaluating, logits_of, split_batch
 
 DETECTORS = ("energy", "msp", "odin", "entropy", "margin", "knn")
 # Distances of so many pairs are in memory at once.
@@ -80,7 +80,7 @@ def knn(features: Tensor, train_features: Tensor, neighbours: int = 50) -> Tenso
     result = []
     for part in x.split(rows):
         # The k largest cosines so far; each block of the bank may replace some.
-        best = torch.full((len(part), neighbours), -torch.inf, dtype=x.dtype)
+        best = torch.full((len(part), neighbours), -torch.inf, dtype=x.dtype, device=x.device)
         for block in bank.split(columns):
             best = torch.cat([best, part @ block.T], -1).topk(neighbours, -1).values
         result.append((2 - 2 * best[:, -1]).clamp(min=0).sqrt())
@@ -138,6 +138,7 @@ def ood_scores(
     desc: str = "",
 ) -> dict[str, np.ndarray]:
     """The score (N,) of each detector on batches of inputs, or of (inputs, p), which are gone through twice."""
+    check_repeatable(batches)
     settings = settings or OODSettings()
     outputs = collect_outputs(model, batches, progress, desc)
     moved = []
@@ -174,6 +175,8 @@ def ood_report(
     Returns:
         {set: {detector: {auroc, aupr, fpr95}}}, and the scores {set: {detector: (N,)}}, with `in` for `inside`.
     """
+    if "in" in outside:
+        raise VotesError("An OOD set cannot be named 'in': that is the distribution itself. Choose another name.")
     train_features = collect_outputs(model, train, progress, "train features").features
     scores = {"in": ood_scores(model, inside, train_features, settings, progress, "in")}
     for name, batches in outside.items():

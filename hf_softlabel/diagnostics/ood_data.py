@@ -10,7 +10,9 @@ from datasets import Dataset, concatenate_datasets
 from ..data.errors import VotesError
 from ..data.load import NAMES, load_votes
 from ..data.table import open_table
+from ..data.text import tokenize_votes
 from ..data.votes import votes_features
+from .batches import TrainerBatches
 
 if TYPE_CHECKING:
     from ..trainer import VotesTrainer
@@ -21,6 +23,8 @@ def parse_ood_set(text: str) -> tuple[str, str, str | None, str | None]:
     name, equals, source = text.partition("=")
     if not equals or not name or not source:
         raise VotesError(f"An OOD set is written NAME=SOURCE[:SUBSET][#SPLIT], as svhn=owner/svhn is, not {text!r}.")
+    if name in ("in", "settings") or "/" in name:
+        raise VotesError(f"An OOD set cannot be named {name!r}: choose another name.")
     source, _, split = source.partition("#")
     source, _, subset = source.partition(":")
     return name, source, subset or None, split or None
@@ -41,10 +45,13 @@ def load_ood_set(
         examples: so many of them, drawn at random.
         sources: the folder with the authors' files of a data set of votes.
     """
+    if examples is not None and examples < 1:
+        raise VotesError(f"ood_examples must be at least 1, not {examples}.")
     splits = load_votes(source, subset, sources) if source in NAMES else open_table(source, subset, None, False)
     split = split or ("test" if "test" in splits else next(iter(splits)) if len(splits) == 1 else None)
     if split not in splits:
-        raise VotesError(f"{source} has the splits {', '.join(splits)}: say which with #SPLIT.")
+        missing = "" if split is None else f" and no {split!r}"
+        raise VotesError(f"{source} has the splits {', '.join(splits)}{missing}: say which with #SPLIT.")
     dataset = splits[split]
     if examples is not None and examples < len(dataset):
         rows = np.random.default_rng(seed).permutation(len(dataset))[:examples]
@@ -59,4 +66,15 @@ def prepare_ood_set(trainer: VotesTrainer, dataset: Dataset, name: str) -> Any:
     features = votes_features([str(k) for k in range(classes)])
     columns = {"votes": np.ones((n, classes), np.int32).tolist(), "example_id": range(n), "label": [None] * n}
     votes = Dataset.from_dict(columns, features=features)
-    return trainer._prepare(concatenate_datasets([dataset, votes], axis=1), trainer.processing_class, name)
+    dataset = concatenate_datasets([dataset, votes], axis=1)
+    own_columns = trainer.text_columns
+    if own_columns and set(own_columns) <= set(dataset.column_names):
+        dataset = tokenize_votes(dataset, trainer.processing_class, trainer._max_length, own_columns)
+    prepared = trainer._prepare(dataset, trainer.processing_class, name)
+    # Texts for a model of images would be found out only when the training is over.
+    own, other = (
+        sorted(next(iter(TrainerBatches(trainer, some, [0])))[0]) for some in (trainer.eval_dataset, prepared)
+    )
+    if own != other:
+        raise VotesError(f"The OOD set {name} gives the model {', '.join(other)}, but it takes {', '.join(own)}.")
+    return prepared

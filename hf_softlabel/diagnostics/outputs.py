@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,11 +16,17 @@ Inputs = Tensor | dict[str, Tensor]
 
 
 class Outputs(NamedTuple):
-    """Of N examples: logits (N, C), features (N, D) before the last linear layer, and p (N, C) if it was given."""
+    """Of N examples: logits (N, C), p (N, C) if it was given, and features (N, D) before the last linear layer."""
 
     logits: Tensor
-    features: Tensor
     p: Tensor | None
+    features: Tensor | None
+
+
+def check_repeatable(batches: Iterable[Any]) -> None:
+    """Raise [`VotesError`] for an iterator, which would be empty when it is gone through again."""
+    if isinstance(batches, Iterator):
+        raise VotesError("The batches are gone through more than once: give a list or a DataLoader, not an iterator.")
 
 
 @contextmanager
@@ -37,7 +43,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 def logits_of(model: nn.Module, inputs: Inputs) -> Tensor:
     """(N, C), of a model that returns a tensor, a tuple with the logits first, or an object with `logits`."""
-    outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, dict):
@@ -75,24 +81,29 @@ def last_linear(model: nn.Module, inputs: Inputs) -> nn.Linear:
 
 
 @torch.no_grad()
-def collect_outputs(model: nn.Module, batches: Iterable[Any], progress: bool = False, desc: str = "") -> Outputs:
-    """Run the model in eval mode over batches of inputs, or of (inputs, p); the results are on the CPU, in float32."""
-    parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
+def collect_outputs(
+    model: nn.Module, batches: Iterable[Any], progress: bool = False, desc: str = "", features: bool = True
+) -> Outputs:
+    """Run the model in eval mode over batches of inputs, or of (inputs, p); the results are on the CPU, in float32.
+
+    `features=False` leaves them out, for models without a last linear layer.
+    """
+    parts: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
     seen: list[Tensor] = []
     hook = None
     try:
         with evaluating(model):
             for batch in tqdm(batches, desc=desc, unit="batch", disable=None if progress else True, leave=False):
                 inputs, p = split_batch(batch)
-                if hook is None:
+                if hook is None and features:
                     layer = last_linear(model, inputs)
                     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
                 logits = logits_of(model, inputs).float().cpu()
-                parts.append((logits, seen.pop().float().cpu(), None if p is None else p.float().cpu()))
+                below = seen.pop().float().cpu() if features else None
+                parts.append((logits, None if p is None else p.float().cpu(), below))
     finally:
         if hook is not None:
             hook.remove()
     if not parts:
         raise VotesError("There are no batches to run the model on.")
-    logits, features, p = zip(*parts, strict=True)
-    return Outputs(torch.cat(logits), torch.cat(features), None if p[0] is None else torch.cat(p))
+    return Outputs(*(None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)))

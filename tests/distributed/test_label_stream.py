@@ -152,9 +152,16 @@ def test_two_processes_score_the_very_model_that_they_save(runs):
     """Batch norm's statistics differ between the processes until they are aligned for the evaluation."""
     recipe = str(ROOT / "recipes" / "synthetic" / "sls.yaml")
     options = ["--use_cpu", "--num_train_epochs", "2", "--per_device_train_batch_size", "16", "--train_size", "200"]
+    options += ["--diagnostics", "uncertainty", "--diagnostics_every", "1", "--save_total_limit", "5"]
     metrics = finish([*TWO, "train", recipe, *options], runs / "vision")
     assert metrics["world_size"] == 2
     history = [json.loads(line) for line in (runs / "vision" / "history.jsonl").read_text().splitlines()]
     best = next(line for line in history if line["step"] == metrics["best_step"])
     # The final scores are of the best checkpoint, loaded again from disk.
     assert metrics["soft_nll"] == pytest.approx(best["soft_nll"], rel=1e-5)
+    # So are the diagnostics at the end of an epoch, before its evaluation.
+    last = max((runs / "vision").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    logged = json.loads((last / "trainer_state.json").read_text())["log_history"]
+    measured = [line["eval_uncertainty/soft_nll"] for line in logged if "eval_uncertainty/soft_nll" in line]
+    evaluated = [line["eval_soft_nll"] for line in logged if "eval_soft_nll" in line]
+    assert len(measured) == len(evaluated) == 2 and measured == pytest.approx(evaluated, rel=1e-5)
