@@ -210,6 +210,10 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
     lines = []
     for found in diagnosis.runs:
         lines.append(str(found.run))
+        unsure = found.results["uncertainty"]
+        for title, values in (("whole split", unsure), ("high disagreement", unsure["high_disagreement"])):
+            entropies = f"of the model {values['model_entropy']:.4f}, of the annotators {values['human_entropy']:.4f}"
+            lines.append(f"  entropy, {title:17} {entropies}; KL {values['kl']:.4f}")
         hessian = found.results.get("hessian")
         if hessian is not None:
             for title, values in (("whole split", hessian), ("high disagreement", hessian["high_disagreement"])):
@@ -217,6 +221,8 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
         variance = found.results.get("gradient_variance")
         if variance is not None:
             lines.append(f"  gradient variance and annotator entropy: Spearman {variance['entropy_correlation']:.4f}")
+        else:
+            lines.append("  no gradient variance and no CKA: the model does not end in a linear layer of the classes")
         for name, detectors in found.results.get("ood", {}).items():
             lines.append(f"  OOD, {name}: {'':14}" + "".join(f"{metric:>9}" for metric in ("AUROC", "AUPR", "FPR95")))
             for detector in DETECTORS:

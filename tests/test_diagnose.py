@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from hf_softlabel.build import open_run
 from hf_softlabel.cli import main
@@ -65,7 +66,24 @@ def test_one_run(runs, capsys):
     assert own["gradient_variance"]["label_entropy_correlation"] > 0.99
     assert f"lambda_max {own['hessian']['lambda_max']:.4g} +- " in shown
     assert f"Spearman {own['gradient_variance']['entropy_correlation']:.4f}" in shown
+    assert f"of the model {own['uncertainty']['model_entropy']:.4f}, of the annotators" in shown
     assert any(path.suffix == ".png" for path in out.iterdir())
+
+
+def test_a_model_without_features_has_the_rest(runs, monkeypatch, tmp_path):
+    """As multiple choice models, whose last layer has one output for each choice."""
+    from hf_softlabel import diagnose
+
+    trainer, splits = open_run(runs / "text")
+    trainer.model.classifier = torch.nn.Sequential(trainer.model.classifier, torch.nn.Tanh())
+    monkeypatch.setattr(diagnose, "open_run", lambda *_: (trainer, splits))
+    run = shutil.copytree(runs / "text", tmp_path / "run")
+    found = diagnose_run(run, DiagnoseOptions(hessian=False))
+    assert found.variance is None and found.results.keys() == {"uncertainty"}
+    pair = diagnose_pair(found, found, DiagnoseOptions(hessian=False, points=3))
+    assert pair.cka is None and pair.barrier.barrier == pytest.approx(0, abs=1e-9)
+    text = diagnose.format_diagnosis(diagnose.Diagnosis([found], [pair], DiagnoseOptions()))
+    assert "no gradient variance and no CKA" in text and "linear CKA" not in text
 
 
 def test_two_runs_are_compared_on_what_both_held_out(runs, capsys):
