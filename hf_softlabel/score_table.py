@@ -18,6 +18,7 @@ NOTES = """Less is better where the arrow points down. "own votes": the votes th
 is the entropy floor. "human half": one half of each example's annotators as predictors of the other half (for soft NLL
 and KL with one vote more, spread over all classes); both are small samples, and with few votes this is no ceiling."""
 INFINITE = "infinite, for a class that somebody voted for has probability 0"
+APPROXIMATE = "Intervals of calibration errors are made for errors near 0; of large ones they are somewhat too narrow."
 CALIBRATED = '"calibrated": the error by chance, if the predictions were each example\'s own distribution.'
 
 
@@ -44,6 +45,8 @@ def format_scores(scored: Scored) -> str:
     if not reasons and any(key == "entropy_correlation" and math.isnan(value) for key, value in values):
         reasons.add("entropy correlation: a constant prediction has none")
     notes = [NOTES]
+    if scored.resamples:
+        notes.append(APPROXIMATE)
     single = int((scored.examples.votes.sum(-1) < 2).sum())
     if "human" in scored.references and single:
         notes.append(f"It leaves out {single:,} example(s) with a single vote, which the other columns have.")

@@ -146,7 +146,7 @@ def test_two_calibrated_models_that_differ_are_seldom_told_apart():
             low, high = difference_interval(name, estimates, draws)
             assert low <= estimates[1] - estimates[0] <= high
             verdicts[score] += low > 0 or high < 0
-    # 5% of 30 are 1.5; basic intervals of the plain difference gave 22%.
+    # 5% of 30 are 1.5.
     assert max(verdicts.values()) <= 4
 
 

@@ -40,7 +40,8 @@ def interval(name: str, estimate: float, draws: np.ndarray, level: float = LEVEL
 
     Means and correlations have percentile intervals. Calibration errors are biased upwards, in a resample once more:
     the percentiles of a calibrated model's would exclude 0 always. Noise adds to their squares, so the basic interval
-    is taken of these, and holds the estimate. `brier_miscalibration` has none: a resample does not show its bias. Its
+    is taken of these, and holds the estimate. It is made for errors near 0: of large ones, and of their differences,
+    it covers less often than `level` says. `brier_miscalibration` has none: a resample does not show its bias. Its
     reference is what a calibrated model has, see [`calibrated_reference`].
     """
     if name == "brier_miscalibration":

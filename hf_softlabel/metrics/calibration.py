@@ -202,7 +202,7 @@ def _own_bandwidth(cosines: np.ndarray) -> float:
     few = cosines[: COARSE_GRID + 1]
     s = brentq(lambda s: smoothed_error(few, s) - s, 0.0, 2.0, xtol=1e-8)
     slope = (smoothed_error(few, s * 1.001) - smoothed_error(few, s)) / (s * 0.001) - 1 if s else -1.0
-    # A step of s / 256 leaves an error of about 1e-6 of the score.
+    # A step of s / 256: the kernel is smooth over it.
     fine = cosines[: min(GRID, 2 ** math.ceil(math.log2(256 / s)) if s > 1e-3 else GRID) + 1]
     for _ in range(5):
         step = (smoothed_error(fine, s) - s) / slope

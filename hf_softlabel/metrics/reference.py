@@ -9,7 +9,7 @@ import numpy as np
 from .arrays import array, human, model
 from .summary import VoteScores
 
-# Random halves whose scores are averaged: on 2,000 examples the mean then varies by about 1% of itself.
+# Random halves whose scores are averaged.
 SPLITS = 10
 # A half gives probability 0 to classes that the other half voted for, and an infinite soft NLL. For soft NLL and KL
 # alone it gets one vote more, spread over all classes.
