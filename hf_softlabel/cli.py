@@ -10,72 +10,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .cli_help import (
+    CALIBRATE_DESCRIPTION,
+    CALIBRATE_EXAMPLES,
+    DESCRIPTION,
+    DIAGNOSE_DESCRIPTION,
+    DIAGNOSE_EXAMPLES,
+    EXAMPLES,
+    SCORE_DESCRIPTION,
+    SCORE_EXAMPLES,
+    TRAIN_HELP,
+)
 from .data.errors import VotesError
-
-DESCRIPTION = "Learn from annotator votes: train, compare and measure."
-EXAMPLES = """examples:
-  hf-softlabel demo
-  hf-softlabel train recipes/cifar10h/multipass.yaml --seed 3 --num_train_epochs 5
-  accelerate launch --num_processes 4 -m hf_softlabel train recipes/cifar10h/multipass.yaml
-  hf-softlabel score --predictions preds.jsonl --votes chaosnli --subset mnli
-"""
-SCORE_DESCRIPTION = """Score predictions that any program made against annotators' votes. Beside each score stand its
-references: the votes themselves (the entropy floor), a uniform prediction, the mean of the training votes when given,
-one half of the annotators against the other (the human ceiling), and a 95% bootstrap interval. Of several files
-on the same examples, the differences from the first have paired intervals."""
-SCORE_EXAMPLES = """predictions are .jsonl, .parquet, .csv files or run directories. They have the examples' ids
-(example_id, id or uid, or --id_column) and
-  a list of numbers in a column `logits` or `probabilities`,
-  what transformers.pipeline(..., top_k=None) returns: [{"label": ..., "score": ...}, ...],
-  or a column per class, named by the class.
-
-examples:
-  hf-softlabel score --predictions runs/synthetic-sls-seed3
-  hf-softlabel score --predictions preds.jsonl --votes chaosnli --subset mnli --id_column uid
-  hf-softlabel score --predictions a.csv b.csv --votes votes.csv --label_columns against unsure for --plot figures
-  hf-softlabel score --predictions preds.parquet --votes cifar10h --temperature 1.4 --json
-"""
-CALIBRATE_DESCRIPTION = """Fit temperature or vector scaling to votes (by soft NLL), and sets of classes that cover a
-share of the annotators, on a calibration split that the model was not trained on. Writes scaling.json, for
-`score --scaling`, and vote_coverage.json, for `score --vote_coverage`: sets of the predictions before any scaling."""
-CALIBRATE_EXAMPLES = """examples:
-  hf-softlabel calibrate --predictions calibration.jsonl --votes votes.parquet --output runs/mine/model
-  hf-softlabel calibrate --predictions calibration.csv --votes chaosnli --subset snli --method vector --coverage 0.95
-"""
-DIAGNOSE_DESCRIPTION = """Measure finished runs: the Hessian's largest eigenvalue and trace (each with its error), OOD
-detection, gradient variance under label sampling, and between runs linear CKA, the loss barrier with and without
-re-estimated batch norm, and Grad-CAM stability, on examples that both held out. Adds to the runs' diagnostics.json."""
-DIAGNOSE_EXAMPLES = """an OOD set is NAME=SOURCE[:SUBSET][#SPLIT]: a Hub id, a file or folder, or a data set of votes.
-
-examples:
-  hf-softlabel diagnose runs/synthetic-sls-seed3 --hessian_examples 200
-  hf-softlabel diagnose runs/a runs/b --ood svhn=ufldl-stanford/svhn:cropped_digits cifar100=uoft-cs/cifar100
-  hf-softlabel diagnose runs/nli --ood reviews=popquorn:politeness --ood_examples 1000 --no_hessian
-"""
-TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
-
-Train the model of a recipe and write a run directory: config.yaml, metrics.json, history.jsonl, predictions.parquet,
-model/, and DONE as the last. A run that was cut off goes on from its last whole checkpoint when it is started again.
-
-RECIPE.yaml holds `key: value` lines. Every key can be given as an option, which wins over the recipe:
-  --delivery NAME           soft, sls, multipass, deterministic_control, shuffled_sls, majority, label_smoothing,
-                            mixup, posterior_sls
-  --dataset NAME            cifar10h, chaosnli, popquorn, synthetic, table (with --subset, --sources)
-  --votes_per_example K     train on K votes for each example, drawn from all
-  --model NAME              resnet18, resnet34, or any Hub id or folder; --width for our ResNets
-  --seed N                  split, subsample, initial weights, order of the data and label stream
-  --output_dir DIR          default: runs/<folder>-<recipe>-seed<N>
-  ... and every field of transformers.TrainingArguments.
-
-  --overwrite               start anew where a run directory exists already
-  --keys                    list every key with its default and meaning, and stop
-
-examples:
-  hf-softlabel train recipes/synthetic/sls.yaml
-  hf-softlabel train recipes/cifar10h/small/multipass.yaml --seed 3 --num_train_epochs 5
-  hf-softlabel train recipes/chaosnli/soft.yaml --sources ~/votes --votes_per_example 5
-  accelerate launch --num_processes 4 -m hf_softlabel train recipes/cifar10h/multipass.yaml
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

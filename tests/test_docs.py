@@ -11,14 +11,13 @@ import pytest
 import yaml
 
 from hf_softlabel import load_votes
-from hf_softlabel.cli import (
+from hf_softlabel.cli import _parser, main
+from hf_softlabel.cli_help import (
     CALIBRATE_EXAMPLES,
     DIAGNOSE_EXAMPLES,
     EXAMPLES,
     SCORE_EXAMPLES,
     TRAIN_HELP,
-    _parser,
-    main,
 )
 from hf_softlabel.config import parse_recipe, recipe_keys
 from hf_softlabel.data.synthetic import load_synthetic
