@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ..config import SoftLabelConfig
 from ..data.errors import VotesError
 from ..predictions import Predictions, read_predictions
 from ..run import NOT_THE_RUN, NOT_THE_RUN_PREFIXES
@@ -22,9 +23,9 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 COMPARED = ("delivery", "votes_per_example", "resample_every", "seed")
 # Parameters of one delivery each: two runs of one delivery that differ in them are different methods.
 OF_A_DELIVERY = {
-    "label_smoothing": {"label_smoothing_epsilon": 0.1},
-    "mixup": {"mixup_alpha": 0.2, "mixup_targets": "majority"},
-    "posterior_sls": {"prior_strength": 1.0},
+    "label_smoothing": ("label_smoothing_epsilon",),
+    "mixup": ("mixup_alpha", "mixup_targets"),
+    "posterior_sls": ("prior_strength",),
 }
 _DELIVERY_KEYS = {key for keys in OF_A_DELIVERY.values() for key in keys}
 # Folders of a run directory that hold no runs.
@@ -73,10 +74,9 @@ class Run:
     @cached_property
     def method(self) -> str:
         """The delivery, with parameters of its own that are not the default: `mixup (mixup_alpha 0.4)`."""
-        defaults = OF_A_DELIVERY.get(self.delivery, {})
-        changed = [
-            f"{key} {self.config[key]}" for key in defaults if self.config.get(key, defaults[key]) != defaults[key]
-        ]
+        known = SoftLabelConfig.__dataclass_fields__
+        own = {key: self.config.get(key) for key in OF_A_DELIVERY.get(self.delivery, ())}
+        changed = [f"{key} {value}" for key, value in own.items() if value not in (None, known[key].default)]
         return self.delivery + (f" ({', '.join(changed)})" if changed else "")
 
     @property

@@ -1,0 +1,97 @@
+"""Statistics of paired seeds: Wilcoxon's signed-rank test, Holm's correction, and what a number of seeds can show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm, wilcoxon
+
+ALPHA = 0.05
+POWER = 0.8
+# scipy gives the exact distribution up to these many pairs, without and with ties or zeros among the differences.
+EXACT_WITHOUT_TIES, EXACT_WITH_TIES = 50, 13
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Wilcoxon's signed-rank test of paired differences (n,).
+
+    Args:
+        n: pairs, those without a difference among them.
+        mean: of the differences.
+        sd: of the differences; NaN for one pair.
+        p_less: one-sided, that the differences are below 0.
+        p_greater: one-sided, that they are above 0.
+        p_two_sided: that they are not 0.
+        exact: the p-values are exact, not from the normal approximation.
+        agree: how many pairs have the sign of the mean.
+    """
+
+    n: int
+    mean: float
+    sd: float
+    p_less: float
+    p_greater: float
+    p_two_sided: float
+    exact: bool
+    agree: int
+
+
+def paired_test(differences: Sequence[float]) -> PairedTest:
+    """Test differences (n,) of paired seeds; pairs without a difference are left out of the ranks, as Wilcoxon did."""
+    d = np.asarray(differences, float)
+    if not len(d) or not np.isfinite(d).all():
+        raise ValueError(f"Paired differences must be finite numbers, and there must be some: {d}.")
+    changed = d[d != 0]
+    mean = float(d.mean())
+    agree = int((np.sign(d) == np.sign(mean)).sum())
+    sd = float(d.std(ddof=1)) if len(d) > 1 else math.nan
+    if not len(changed):
+        return PairedTest(len(d), mean, sd, 1.0, 1.0, 1.0, True, agree)
+    ties = len(changed) < len(d) or len(np.unique(np.abs(changed))) < len(changed)
+    p = {side: float(wilcoxon(changed, alternative=side).pvalue) for side in ("less", "greater", "two-sided")}
+    exact = len(changed) <= (EXACT_WITH_TIES if ties else EXACT_WITHOUT_TIES)
+    return PairedTest(len(d), mean, sd, p["less"], p["greater"], p["two-sided"], exact, agree)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values (m,) of one family of tests, in the given order."""
+    p = np.asarray(p_values, float)
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(stepped, 1)
+    return adjusted.tolist()
+
+
+def smallest_p(pairs: int, two_sided: bool = False) -> float:
+    """The least p-value that so many pairs can reach: all differences have one sign."""
+    return min(1.0, 2.0 ** (int(two_sided) - pairs))
+
+
+def seeds_to_reach(tests: int, two_sided: bool = False, alpha: float = ALPHA) -> int:
+    """The least number of paired seeds with which one test of a family of `tests` can pass Holm at all.
+
+    The first of Holm's steps compares the smallest p with alpha / tests.
+    """
+    return math.ceil(math.log2(tests / alpha) - 1e-12) + int(two_sided)
+
+
+def seeds_for_power(
+    effect: float, tests: int = 1, two_sided: bool = False, alpha: float = ALPHA, power: float = POWER
+) -> int | None:
+    """How many paired seeds would show an effect (mean / SD of the differences) with this power; None for no effect.
+
+    That of a paired t-test at alpha / tests by Guenther's formula, times pi / 3, which is Wilcoxon's cost where
+    differences are normal (Pitman efficiency), and never fewer than can reach that level at all. It takes the effect
+    as if it were known.
+    """
+    if not math.isfinite(effect) or effect == 0:
+        return None
+    level = alpha / tests / (2 if two_sided else 1)
+    z = float(norm.isf(level))
+    needed = ((z + norm.ppf(power)) ** 2 / effect**2 + z**2 / 2) * math.pi / 3
+    return max(math.ceil(needed), seeds_to_reach(tests, two_sided, alpha))
