@@ -1,6 +1,6 @@
 """A table of a report: scores over seeds, tests against a reference, the paper's figures; as text, CSV and LaTeX.
 
-Every form shows the same numbers: each cell is written by [`value_text`], [`test_text`] and [`paper_text`].
+Every form shows the same numbers: each cell is written by [`value_text`], [`comparison_text`] and [`paper_text`].
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ def with_tests(table: Table, reference_of: Callable[[int, int], tuple[int, int] 
     for place, adjusted in zip(sided, holm([entries[place].p_better for place in sided]), strict=True):
         entries[place] = replace(entries[place], holm_better=adjusted)
     tested_table = replace(table, entries=entries)
-    return replace(tested_table, notes=(*table.notes, *test_notes(tested_table)))
+    return replace(tested_table, notes=(*table.notes, *comparison_notes(tested_table)))
 
 
-def test_notes(table: Table) -> list[str]:
+def comparison_notes(table: Table) -> list[str]:
     """What the tests of a table can and cannot show, in words."""
     tests = [entry for entry in table.tests if not table.one_sided or entry.p_better is not None]
     if not tests:
@@ -209,7 +209,7 @@ def value_text(entry: Entry, column: Column) -> str:
     return number(entry.mean, column.digits) + (f" ± {spread}" if spread else "")
 
 
-def test_text(table: Table, entry: Entry) -> str:
+def comparison_text(table: Table, entry: Entry) -> str:
     """`p 0.0312, Holm 0.3750`, and blank for a cell without a test."""
     if entry.test is None:
         return ""
@@ -250,7 +250,7 @@ def to_markdown(table: Table) -> str:
             entry = table.entry(i, j)
             text = value_text(entry, column)
             text = f"**{text}**" if i in best_rows(table, j) else text
-            cells.append("<br>".join(part for part in (text, test_text(table, entry)) if part))
+            cells.append("<br>".join(part for part in (text, comparison_text(table, entry)) if part))
         lines.append("| " + " | ".join([row, seeds_text(table, i), *cells]) + " |")
         paper = [paper_text(table.entry(i, j), column) for j, column in enumerate(table.columns)]
         if any(paper):
@@ -276,12 +276,12 @@ def to_latex(table: Table) -> str:
             entry = table.entry(i, j)
             text = _latex(value_text(entry, column))
             text = rf"\textbf{{{text}}}" if i in best_rows(table, j) else text
-            test = _latex(test_text(table, entry))
+            test = _latex(comparison_text(table, entry))
             cells.append(text + (rf" \scriptsize({test})" if test else ""))
         lines.append(" & ".join([_latex(row), seeds_text(table, i), *cells]) + r" \\")
         paper = [_latex(paper_text(table.entry(i, j), column)) for j, column in enumerate(table.columns)]
         if any(paper):
-            lines.append(" & ".join([rf"\quad\textit{{paper}}", "", *paper]) + r" \\")
+            lines.append(" & ".join([r"\quad\textit{paper}", "", *paper]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 

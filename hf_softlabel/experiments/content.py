@@ -1,0 +1,90 @@
+"""What a report consists of, before it becomes a page, Markdown, CSV or LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from .runs import Missing, Run
+from .tables import Table
+
+
+class Picture(NamedTuple):
+    """A figure: `source` is the figure of a paper that it repeats, if any."""
+
+    key: str
+    title: str
+    caption: str
+    figure: Figure
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A held-out example: what people voted, and what the models of each method predict.
+
+    Args:
+        text: of a text example; lines are its parts (premise and hypothesis, for instance).
+        image: of an image example, a PNG or JPEG file.
+        human: the votes' distribution (C,).
+        votes: how many votes there are; None where only a distribution is known.
+        entropy: of the votes, divided by log C: from 0 to 1.
+        predictions: the mean probabilities (C,) of each method over the seeds that held the example out.
+        seeds: how many seeds these are, by method.
+    """
+
+    example_id: int
+    text: str | None
+    image: bytes | None
+    human: Sequence[float]
+    votes: int | None
+    entropy: float
+    predictions: Mapping[str, Sequence[float]]
+    seeds: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Section:
+    """All runs of one setting: one data set, model and scale.
+
+    Args:
+        key: for files and anchors.
+        scale: how large the runs were, beside the paper's where there is one.
+        findings: sentences made from the numbers.
+    """
+
+    key: str
+    title: str
+    scale: str
+    findings: Sequence[str]
+    tables: Sequence[Table]
+    pictures: Sequence[Picture]
+    examples: Sequence[Example]
+    class_names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything of a folder of runs.
+
+    Args:
+        tables: those that compare settings, such as soft against hard labels on several data sets.
+        missing: cells of grids that were not run, and runs that were cut off.
+        copies: runs that have the configuration of another and are left out, with the path of that one.
+        notes: remarks on the runs, such as seeds that could not be paired.
+    """
+
+    title: str
+    folder: Path
+    findings: Sequence[str]
+    tables: Sequence[Table]
+    pictures: Sequence[Picture]
+    sections: Sequence[Section]
+    runs: Sequence[Run]
+    missing: Sequence[Missing]
+    copies: Sequence[tuple[Path, Path]]
+    notes: Sequence[str]
