@@ -1,7 +1,9 @@
 """One recipe, one run directory: load the votes, train, score, and write what a report needs.
 
 The directory holds `config.yaml` (fully resolved), `history.jsonl` (a line per evaluation), `predictions.parquet`,
-`metrics.json`, `model/`, and `DONE`, which is written last. A directory without `DONE` is resumed or redone.
+`examples.parquet` (inputs of a few held-out examples, for reports), `metrics.json`, `model/`, and `DONE`, which is
+written last; with `votes_per_example`, also `train_predictions.parquet` with the sparse and the full votes. A directory
+without `DONE` is resumed or redone.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,14 +26,17 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from .build import build_trainer
 from .calibrate import fit_calibration, measure_calibration
 from .callbacks.console import TIMES
+from .callbacks.progress import progress_callbacks
 from .callbacks.recipe import add_diagnostics, write_diagnostics
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
 from .data.votes import dense_votes
+from .examples import example_inputs, write_examples
 from .metrics import references
 from .metrics.arrays import human
 from .metrics.summary import TITLES
+from .preparation import votes_and_ids
 from .splits import fingerprint, load_splits
 from .trainer import VotesTrainer
 
@@ -138,6 +144,8 @@ def _clear(out: Path) -> None:
         "metrics.json",
         "diagnostics.json",
         "predictions.parquet",
+        "train_predictions.parquet",
+        "examples.parquet",
         "history.jsonl",
         "*.part",
         "config.yaml",
@@ -178,8 +186,10 @@ def run_recipe(
             raise VotesError(f"{out} holds a finished run on other votes than {data_config.sources} has now.")
         logger.warning("%s is finished already; --overwrite starts it anew.", out)
         return finished
+    shown = example_inputs(splits.eval, data_config.text_columns)
     history = _History(out / "history.jsonl")
-    trainer, splits = build_trainer(model_config, data_config, training, splits, [history, *(callbacks or [])])
+    callbacks = [history, *progress_callbacks(), *(callbacks or [])]
+    trainer, splits = build_trainer(model_config, data_config, training, splits, callbacks)
     history.trainer = trainer
     # The authors' files of OOD sets lie beside those of the data set itself.
     diagnostics = add_diagnostics(trainer, data_config.sources if data_config.dataset in VERIFIED else None)
@@ -220,12 +230,23 @@ def run_recipe(
         **_references(prediction, splits.train, training.ordinal),
         "versions": {name: version(name) for name in PACKAGES},
     }
+    sparse = None
+    if data_config.votes_per_example is not None:
+        sparse = trainer.predict(splits.train, metric_key_prefix="train")
     if splits.calibration is not None:
         metrics |= _calibrate(trainer, splits.calibration, prediction, model_config, out / "model")
     if training.process_index == 0:
         if diagnostics:
             write_diagnostics(out, {callback.name: callback.results for callback in diagnostics})
         _write_predictions(out / "predictions.parquet", prediction)
+        if shown is not None:
+            write_examples(out, shown)
+        if sparse is not None:
+            # How far the sparse target was from all votes decides, in the paper, how much a delivery gains.
+            full = load_splits(replace(data_config, votes_per_example=None), training.seed)
+            by_id = dict(zip(votes_and_ids(full.train)[1].tolist(), votes_and_ids(full.train)[0], strict=True))
+            all_votes = [by_id[example] for example in sparse.label_ids[1].tolist()]
+            _write_predictions(out / "train_predictions.parquet", sparse, {"full_votes": all_votes})
         write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
         write_text_atomically(out / "DONE", "")
     trainer.accelerator.wait_for_everyone()
@@ -257,13 +278,14 @@ def _calibrate(
     return {**measured, "scaled": _plain(measured["scaled"], ""), "calibration_examples": len(found.predictions)}
 
 
-def _write_predictions(path: Path, prediction: Any) -> None:
+def _write_predictions(path: Path, prediction: Any, more: dict[str, Any] | None = None) -> None:
     votes, example_id, gold_label = prediction.label_ids
     columns = {
         "example_id": example_id,
         "logits": list(np.asarray(prediction.predictions, np.float32)),
         "votes": list(votes),
         "label": gold_label,
+        **(more or {}),
     }
     part = path.with_name(path.name + ".part")
     pq.write_table(pa.table(columns), part)

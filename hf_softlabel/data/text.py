@@ -38,6 +38,11 @@ def _text_columns(column_names: Sequence[str]) -> tuple[TextTask, tuple[str, ...
     raise VotesError(f"No known text columns ({known}) among: {found}. Give text_columns, one name or two.")
 
 
+def text_columns_of(column_names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the columns that hold the text."""
+    return _text_columns(column_names)[1]
+
+
 def text_task(column_names: Sequence[str]) -> TextTask:
     """What the columns hold: one text, a pair of texts, or alphaNLI's two hypotheses to choose from."""
     return _text_columns(column_names)[0]
