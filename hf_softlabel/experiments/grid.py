@@ -98,7 +98,13 @@ def cell_command(cell: Cell, launcher: Sequence[str] = ()) -> list[str]:
 
 def cell_environment(grid: Grid, cell: Cell) -> dict[str, str]:
     """What a cell's process finds in its environment: the grid that it belongs to, and where to say how far it is."""
-    return {"HF_SOFTLABEL_GRID": grid.name, "HF_SOFTLABEL_PROGRESS": str(log_file(grid, cell, ".progress.json"))}
+    return {
+        "HF_SOFTLABEL_GRID": grid.name,
+        "HF_SOFTLABEL_PROGRESS": str(log_file(grid, cell, ".progress.json")),
+        # Logs are read when something went wrong: no progress bars, and nothing lost in a buffer.
+        "TQDM_DISABLE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def log_file(grid: Grid, cell: Cell, ending: str = ".log") -> Path:
