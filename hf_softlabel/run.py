@@ -2,8 +2,8 @@
 
 The directory holds `config.yaml` (fully resolved), `history.jsonl` (a line per evaluation), `predictions.parquet`,
 `examples.parquet` (inputs of a few held-out examples, for reports), `metrics.json`, `model/`, and `DONE`, which is
-written last; with `votes_per_example`, also `train_predictions.parquet` with the sparse and the full votes. A directory
-without `DONE` is resumed or redone.
+written last; with `votes_per_example`, also `train_predictions.parquet` with the sparse and the full votes. Without
+`DONE`, a directory is resumed or redone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .calibrate import fit_calibration, measure_calibration
 from .callbacks.console import TIMES
 from .callbacks.progress import progress_callbacks
 from .callbacks.recipe import add_diagnostics, write_diagnostics
+from .callbacks.tracking import Tracking, check_trackers
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
@@ -147,6 +148,7 @@ def _clear(out: Path) -> None:
         "train_predictions.parquet",
         "examples.parquet",
         "history.jsonl",
+        "tracking.json",
         "*.part",
         "config.yaml",
     ):
@@ -163,6 +165,7 @@ def run_recipe(
     overwrite: bool = False,
     quiet: bool = False,
     callbacks: list[TrainerCallback] | None = None,
+    recipe: str | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate what the three configurations say, and write the run directory `training.output_dir`.
 
@@ -170,10 +173,12 @@ def run_recipe(
         overwrite: start anew where a run directory exists already.
         quiet: print no scores and no progress.
         callbacks: further callbacks for the trainer.
+        recipe: the recipe's name, by which trackers group runs that no grid has.
 
     Returns:
         The contents of metrics.json.
     """
+    check_trackers(training)
     out = Path(training.output_dir)
     config = resolved(model_config, data_config, training)
     with training.main_process_first(local=False, desc="opening the run"):
@@ -206,49 +211,52 @@ def run_recipe(
     checkpoint = training.resume_from_checkpoint or last_whole_checkpoint(out)
     if checkpoint is not None:
         logger.warning("Resuming from %s.", checkpoint)
-    trained = trainer.train(resume_from_checkpoint=checkpoint)
-    digest = trainer.ledger.digest()
-    prediction = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-    trainer.save_model(str(out / "model"))
-    metrics = {
-        **{key: value for key, value in _plain(prediction.metrics, "eval_").items() if key not in TIMES},
-        "delivery": trainer.delivery.name,
-        "delivery_seed": trainer.delivery.seed,
-        "seed": training.seed,
-        "world_size": training.world_size,
-        "ledger_digest": digest,
-        "epochs": trainer.state.epoch,
-        "steps": trainer.state.global_step,
-        "best_step": trainer.state.best_global_step,
-        # Of the whole run: a resumed one has only been timed in part.
-        "train_seconds": None if checkpoint else trained.metrics["train_runtime"],
-        "train_examples": None if trainer.streams else len(trainer.train_dataset),
-        "eval_examples": len(prediction.predictions),
-        "votes_fingerprint": fingerprint(splits),
-        "hard_label": trainer.hard_label,
-        "undefined": trainer.undefined,
-        **_references(prediction, splits.train, training.ordinal),
-        "versions": {name: version(name) for name in PACKAGES},
-    }
-    sparse = None
-    if data_config.votes_per_example is not None:
-        sparse = trainer.predict(splits.train, metric_key_prefix="train")
-    if splits.calibration is not None:
-        metrics |= _calibrate(trainer, splits.calibration, prediction, model_config, out / "model")
-    if training.process_index == 0:
-        if diagnostics:
-            write_diagnostics(out, {callback.name: callback.results for callback in diagnostics})
-        _write_predictions(out / "predictions.parquet", prediction)
-        if shown is not None:
-            write_examples(out, shown)
-        if sparse is not None:
-            # How far the sparse target was from all votes decides, in the paper, how much a delivery gains.
-            full = load_splits(replace(data_config, votes_per_example=None), training.seed)
-            by_id = dict(zip(votes_and_ids(full.train)[1].tolist(), votes_and_ids(full.train)[0], strict=True))
-            all_votes = [by_id[example] for example in sparse.label_ids[1].tolist()]
-            _write_predictions(out / "train_predictions.parquet", sparse, {"full_votes": all_votes})
-        write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
-        write_text_atomically(out / "DONE", "")
+    with Tracking(trainer, config, out, recipe) as tracking:
+        trained = trainer.train(resume_from_checkpoint=checkpoint)
+        tracking.end_curves()
+        digest = trainer.ledger.digest()
+        prediction = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
+        trainer.save_model(str(out / "model"))
+        metrics = {
+            **{key: value for key, value in _plain(prediction.metrics, "eval_").items() if key not in TIMES},
+            "delivery": trainer.delivery.name,
+            "delivery_seed": trainer.delivery.seed,
+            "seed": training.seed,
+            "world_size": training.world_size,
+            "ledger_digest": digest,
+            "epochs": trainer.state.epoch,
+            "steps": trainer.state.global_step,
+            "best_step": trainer.state.best_global_step,
+            # Of the whole run: a resumed one has only been timed in part.
+            "train_seconds": None if checkpoint else trained.metrics["train_runtime"],
+            "train_examples": None if trainer.streams else len(trainer.train_dataset),
+            "eval_examples": len(prediction.predictions),
+            "votes_fingerprint": fingerprint(splits),
+            "hard_label": trainer.hard_label,
+            "undefined": trainer.undefined,
+            **_references(prediction, splits.train, training.ordinal),
+            "versions": {name: version(name) for name in PACKAGES},
+        }
+        sparse = None
+        if data_config.votes_per_example is not None:
+            sparse = trainer.predict(splits.train, metric_key_prefix="train")
+        if splits.calibration is not None:
+            metrics |= _calibrate(trainer, splits.calibration, prediction, model_config, out / "model")
+        if training.process_index == 0:
+            if diagnostics:
+                write_diagnostics(out, {callback.name: callback.results for callback in diagnostics})
+            _write_predictions(out / "predictions.parquet", prediction)
+            if shown is not None:
+                write_examples(out, shown)
+            if sparse is not None:
+                # How far the sparse target was from all votes decides, in the paper, how much a delivery gains.
+                full = load_splits(replace(data_config, votes_per_example=None), training.seed)
+                by_id = dict(zip(votes_and_ids(full.train)[1].tolist(), votes_and_ids(full.train)[0], strict=True))
+                all_votes = [by_id[example] for example in sparse.label_ids[1].tolist()]
+                _write_predictions(out / "train_predictions.parquet", sparse, {"full_votes": all_votes})
+            write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
+            tracking.log_results()
+            write_text_atomically(out / "DONE", "")
     trainer.accelerator.wait_for_everyone()
     return metrics
 
