@@ -6,6 +6,8 @@ import argparse
 import json
 import math
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +19,8 @@ from .cli_help import (
     DIAGNOSE_DESCRIPTION,
     DIAGNOSE_EXAMPLES,
     EXAMPLES,
+    GRID_DESCRIPTION,
+    GRID_EXAMPLES,
     SCORE_DESCRIPTION,
     SCORE_EXAMPLES,
     TRAIN_HELP,
@@ -33,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The recipe's keys are parsed by config.py: there are two hundred of them.
         rest = words[: words.index("train")]
         options.words = words[words.index("train") + 1 :]
+    elif options.command == "grid":
+        options.words, rest = rest, []
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -52,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hf-softlabel: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        more = " The same command goes on from the last checkpoint." if options.command == "train" else ""
+        resumes = options.command in ("train", "grid")
+        more = " The same command goes on from the last checkpoint." if resumes else ""
         print(f"hf-softlabel: interrupted.{more}", file=sys.stderr)
         return 130
 
@@ -65,6 +72,23 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     demo.add_argument("--output_dir", default="runs/demo", help="where tables and figure go (default: %(default)s)")
     demo.add_argument("--seeds", type=int, default=2, help="runs of each delivery (default: %(default)s)")
     commands.add_parser("train", help="train the model of a recipe", add_help=False)
+    grid = commands.add_parser(
+        "grid",
+        help="run a recipe with every combination of deliveries, seeds and other settings",
+        description=GRID_DESCRIPTION,
+        epilog=GRID_EXAMPLES,
+        usage="hf-softlabel grid GRID.yaml [options] [--KEY VALUE ...]",
+        allow_abbrev=False,
+        **style,
+    )
+    grid.add_argument("grid", metavar="GRID.yaml", help="a base recipe and axes")
+    grid.add_argument("--jobs", type=int, metavar="N", help="cells at once (default: one per GPU, else per core)")
+    grid.add_argument("--launcher", default="", metavar="WORDS", help="what starts a cell: 'accelerate launch ...'")
+    grid.add_argument(
+        "--retries", type=int, default=2, metavar="N", help="start a killed cell again so often (default: %(default)s)"
+    )
+    grid.add_argument("--dry_run", "--dry-run", action="store_true", help="list the cells and what they would cost")
+    grid.add_argument("--executor", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
     score = commands.add_parser(
         "score",
         help="score predictions of any program against votes",
@@ -121,6 +145,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     return parser, {
         "demo": _demo,
         "train": _train,
+        "grid": _grid,
         "score": _score,
         "calibrate": _calibrate,
         "diagnose": _diagnose,
@@ -293,12 +318,40 @@ def _train(options: argparse.Namespace) -> int:
         return 0
     if words[0].startswith("-"):
         raise VotesError(f"The recipe comes first: hf-softlabel train RECIPE.yaml {' '.join(words)}")
-    from .config import parse_recipe
+    from .experiments.cell_lock import join
+
+    # Before the imports, which take seconds: from now on a grid knows that this process is at work.
+    join()
+    from .config import parse_recipe, recipe_name
     from .run import run_recipe, summary
 
     overwrite = "--overwrite" in words
     configs = parse_recipe(words[0], [word for word in words[1:] if word != "--overwrite"])
-    metrics = run_recipe(*configs, overwrite=overwrite)
+    metrics = run_recipe(*configs, overwrite=overwrite, recipe=recipe_name(words[0]))
     if configs[2].process_index == 0:
         print(summary(metrics, configs[2].output_dir))
     return 0
+
+
+def _grid(options: argparse.Namespace) -> int:
+    if options.words and not options.words[0].startswith("-"):
+        raise VotesError("The grid comes first, and options after it: hf-softlabel grid GRID.yaml --KEY VALUE")
+    for name, least in (("jobs", 1), ("retries", 0)):
+        if getattr(options, name) is not None and getattr(options, name) < least:
+            raise VotesError(f"--{name} must be at least {least}, not {getattr(options, name)}.")
+    launcher = shlex.split(options.launcher)
+    if launcher and shutil.which(launcher[0]) is None:
+        raise VotesError(f"--launcher: there is no program {launcher[0]!r}.")
+    from .experiments.grid import read_grid, refuse_changed_runs, write_grid
+    from .experiments.launch import LocalRun, default_jobs
+
+    grid = read_grid(options.grid, options.words)
+    refuse_changed_runs(grid)
+    jobs = options.jobs or default_jobs(len(grid.cells), launcher)
+    if options.dry_run:
+        from .experiments.cost import dry_run
+
+        _show(dry_run(grid, jobs, launcher))
+        return 0
+    write_grid(grid)
+    return LocalRun(grid, jobs, launcher, options.retries).run()

@@ -40,6 +40,23 @@ examples:
   hf-softlabel diagnose runs/a runs/b --ood svhn=ufldl-stanford/svhn:cropped_digits cifar100=uoft-cs/cifar100
   hf-softlabel diagnose runs/nli --ood reviews=popquorn:politeness --ood_examples 1000 --no_hessian
 """
+GRID_DESCRIPTION = """Run every cell of a grid: a base recipe and axes (delivery, seed, votes_per_example, or any other
+key). Several cells run at once and share out the machine's threads or GPUs. Cells that are done are skipped, cells
+that were killed are started again and go on from their checkpoints, and a cell that fails does not stop the others: it
+is reported at the end, with exit code 1. The same command goes on where an earlier one was stopped."""
+GRID_EXAMPLES = """GRID.yaml holds
+  recipe: ../cifar10h/small/soft.yaml      the base, relative to this file
+  output_dir: runs/sweep                   default: runs/<folder>-<grid file>
+  options: {num_train_epochs: 5}           for every cell; they win over the recipe
+  axes: {delivery: [soft, sls], seed: [0, 1, 2]}
+where axes may also be a list of such mappings (the cells of all of them), and have a list of recipes under `recipe`.
+Every key of a recipe can be given as an option, which wins over all but the axes.
+
+examples:
+  hf-softlabel grid recipes/synthetic/grid.yaml --dry_run
+  hf-softlabel grid recipes/synthetic/grid.yaml --jobs 2 --num_train_epochs 3
+  hf-softlabel grid recipes/synthetic/grid.yaml --launcher "accelerate launch --num_processes 4"
+"""
 TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
 
 Train the model of a recipe and write a run directory: config.yaml, metrics.json, history.jsonl, predictions.parquet,

@@ -29,7 +29,18 @@ from typing import Any
 import yaml
 
 from ..checkpoint import write_text_atomically
-from ..config import _as_words, _nearest, _UniqueKeyLoader, parse_recipe, recipe_keys, recipe_name
+from ..config import (
+    DataConfig,
+    ModelConfig,
+    SoftLabelConfig,
+    _as_words,
+    _nearest,
+    _UniqueKeyLoader,
+    parse_recipe,
+    recipe_keys,
+    recipe_name,
+    resolved,
+)
 from ..data.errors import VotesError
 
 GRID_KEYS = ("recipe", "output_dir", "options", "axes")
@@ -115,6 +126,23 @@ def log_file(grid: Grid, cell: Cell, ending: str = ".log") -> Path:
 def is_done(cell: Cell) -> bool:
     """Whether a cell's run is finished."""
     return (cell.output_dir / "DONE").exists()
+
+
+def refuse_changed_runs(grid: Grid) -> None:
+    """Raise [`VotesError`] where a cell's directory holds a run with other settings than the cell has now."""
+    begun = [cell for cell in grid.cells if (cell.output_dir / "config.yaml").exists()]
+    if not begun:
+        return
+    from ..run import _open_run
+
+    for cell in begun:
+        configs = _configs(cell)
+        try:
+            _open_run(cell.output_dir, resolved(*configs), configs[2], overwrite=False)
+        except VotesError as error:
+            raise VotesError(
+                f"{grid.path}, cell {cell.name}: {error} With `--output_dir` the whole grid goes elsewhere."
+            ) from None
 
 
 def write_grid(grid: Grid) -> None:
@@ -241,12 +269,16 @@ def _cell_words(cell: Cell) -> list[str]:
     return [word for key, value in cell.options.items() if value not in (None, []) for word in _as_words(key, value)]
 
 
+def _configs(cell: Cell) -> tuple[ModelConfig, DataConfig, SoftLabelConfig]:
+    return parse_recipe(cell.recipe, [*_cell_words(cell), f"--output_dir={cell.output_dir}"])
+
+
 def _check(path: Path, cells: Sequence[Cell]) -> None:
     """Parse every cell, and refuse two that are the same run or have the same name."""
     seen: dict[str, str] = {}
     for cell in cells:
         try:
-            configs = parse_recipe(cell.recipe, [*_cell_words(cell), f"--output_dir={cell.output_dir}"])
+            configs = _configs(cell)
             configs[2].make_delivery()
         except VotesError as error:
             raise VotesError(f"{path}, cell {cell.name}: {error}") from None
