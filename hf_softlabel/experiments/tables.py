@@ -73,6 +73,8 @@ class Table:
         source: the table or figure of a paper that it repeats, if any.
         reference: what the tests compare with, in words: a row, or a column for `across=True` tables.
         one_sided: the tests are shown one-sided (better than the reference), as the paper's; else two-sided.
+        family_by_column: Holm corrects over the tests of each column, where these are different scores; else over all.
+        unit: what the values of a cell are of.
         notes: sentences about it, made from its numbers.
     """
 
@@ -86,6 +88,8 @@ class Table:
     source: str | None = None
     reference: str | None = None
     one_sided: bool = False
+    family_by_column: bool = False
+    unit: str = "seeds"
     notes: tuple[str, ...] = ()
 
     def entry(self, row: int, column: int) -> Entry:
@@ -119,48 +123,58 @@ def with_tests(table: Table, reference_of: Callable[[int, int], tuple[int, int] 
         other = table.entries.get(place) if place is not None and place != (i, j) else None
         if other is None:
             continue
-        seeds = sorted(seed for seed in entry.values.keys() & other.values.keys())
+        seeds = sorted(entry.values.keys() & other.values.keys())
         differences = [entry.values[seed] - other.values[seed] for seed in seeds]
         if len(seeds) < 2 or not np.isfinite(differences).all():
             continue
         test, lower = paired_test(differences), table.columns[j].lower
         better = None if lower is None else test.p_less if lower else test.p_greater
         entries[i, j] = replace(entry, test=test, p_better=better)
-    tested = [place for place, entry in entries.items() if entry.test is not None]
-    for place, adjusted in zip(tested, holm([entries[place].test.p_two_sided for place in tested]), strict=True):
-        entries[place] = replace(entries[place], holm_two_sided=adjusted)
-    sided = [place for place in tested if entries[place].p_better is not None]
-    for place, adjusted in zip(sided, holm([entries[place].p_better for place in sided]), strict=True):
-        entries[place] = replace(entries[place], holm_better=adjusted)
+    for places in _families(table, entries):
+        for place, adjusted in zip(places, holm([entries[place].test.p_two_sided for place in places]), strict=True):
+            entries[place] = replace(entries[place], holm_two_sided=adjusted)
+        sided = [place for place in places if entries[place].p_better is not None]
+        for place, adjusted in zip(sided, holm([entries[place].p_better for place in sided]), strict=True):
+            entries[place] = replace(entries[place], holm_better=adjusted)
     tested_table = replace(table, entries=entries)
     return replace(tested_table, notes=(*table.notes, *comparison_notes(tested_table)))
 
 
+def _families(table: Table, entries: Mapping[tuple[int, int], Entry]) -> list[list[tuple[int, int]]]:
+    """The places of the tests that Holm corrects together."""
+    tested = [place for place, entry in entries.items() if entry.test is not None]
+    if not table.family_by_column:
+        return [tested] if tested else []
+    columns = sorted({column for _, column in tested})
+    return [[place for place in tested if place[1] == column] for column in columns]
+
+
 def comparison_notes(table: Table) -> list[str]:
     """What the tests of a table can and cannot show, in words."""
-    tests = [entry for entry in table.tests if not table.one_sided or entry.p_better is not None]
-    if not tests:
+    families = _families(table, table.entries)
+    if not families:
         return []
-    pairs = max(entry.test.n for entry in tests)
+    tests = [table.entries[place] for family in families for place in family]
+    size, pairs = max(map(len, families)), max(entry.test.n for entry in tests)
     two_sided = not table.one_sided
+    least, needed = smallest_p(pairs, two_sided), seeds_to_reach(size, two_sided)
     side = "two-sided" if two_sided else "one-sided"
-    least, needed = smallest_p(pairs, two_sided), seeds_to_reach(len(tests), two_sided)
-    family = f"a family of {len(tests)} tests" if len(tests) > 1 else "one test"
+    per = " of a column" if table.family_by_column and len(families) > 1 else ""
     notes = [f"With {pairs} paired seeds the smallest {side} p is {p_value(least)}."]
     if pairs < needed:
+        family = f"The {size} tests{per} need" if size > 1 else f"A test{per} needs"
         notes.append(
-            f"{family[0].upper()}{family[1:]} needs {needed} seeds before any can pass Holm at {ALPHA:g}: no cell of "
-            "this table can be significant, even when every seed agrees."
+            f"{family} {needed} seeds before any can pass Holm at {ALPHA:g}: nothing in this table can be "
+            "significant, even where every seed agrees."
         )
     agree = sum(entry.test.agree == entry.test.n for entry in tests)
     notes.append(f"In {agree} of {len(tests)} comparisons all paired seeds agree on the direction.")
-    passed = [entry for entry in tests if shown_holm(table, entry) <= ALPHA]
-    if not passed:
-        effects = [abs(entry.test.mean) / entry.test.sd for entry in tests if entry.test.sd > 0]
-        wanted = seeds_for_power(max(effects, default=0), len(tests), two_sided)
+    if all(shown_holm(table, entry) > ALPHA for entry in tests):
+        largest = max((abs(entry.test.mean) / entry.test.sd for entry in tests if entry.test.sd > 0), default=0.0)
+        wanted = seeds_for_power(largest, size, two_sided)
         if wanted is not None:
             notes.append(
-                f"No comparison passes Holm. If the largest effect seen here ({max(effects):.2g} SDs of the paired "
+                f"No comparison passes Holm. If the largest effect seen here ({largest:.2g} SDs of the paired "
                 f"differences) were the true one, {wanted} seeds would show it with 80% power."
             )
     return notes
@@ -241,7 +255,7 @@ def column_titles(table: Table) -> list[str]:
 def to_markdown(table: Table) -> str:
     """A GitHub table; the paper's figures in rows of their own."""
     lines = [
-        "| " + " | ".join([table.row_title, "seeds", *column_titles(table)]) + " |",
+        "| " + " | ".join([table.row_title, table.unit, *column_titles(table)]) + " |",
         "|" + "---|" * (len(table.columns) + 2),
     ]
     for i, row in enumerate(table.rows):
@@ -267,7 +281,7 @@ def to_latex(table: Table) -> str:
         rf"\label{{tab:{table.key}}}",
         rf"\begin{{tabular}}{{ll{'r' * len(table.columns)}}}",
         r"\toprule",
-        " & ".join(_latex(title) for title in [table.row_title, "seeds", *column_titles(table)]) + r" \\",
+        " & ".join(_latex(title) for title in [table.row_title, table.unit, *column_titles(table)]) + r" \\",
         r"\midrule",
     ]
     for i, row in enumerate(table.rows):
