@@ -84,7 +84,7 @@ class LocalRun:
                 signal.signal(number, handler)
         if self.signals:
             left = f"; {len(self.elsewhere)} that another call started still run" if self.elsewhere else ""
-            view.close(f"stopped{left}. The same command goes on where it was.")
+            view.close(f"stopped{left}. The same command goes on where it was.", self._states())
             return 128 + self.signals[0]
         view.close()
         if self.failed:
@@ -218,6 +218,8 @@ class LocalRun:
             time.sleep(POLL_SECONDS / 4)
         for one in self.running:
             os.close(one.lock)
+            self.waiting.append(one.cell)
+        self.running = []
 
 
 def _signal_group(process: subprocess.Popen, number: int) -> None:

@@ -65,9 +65,9 @@ class GridView:
         self._write(self._erasing() + text + "\n")
         self.drawn, self.drawn_at = [], 0.0
 
-    def close(self, text: str | None = None) -> None:
-        """Take the block away and say how it ended."""
-        states = self.states or {}
+    def close(self, text: str | None = None, states: Mapping[str, str] | None = None) -> None:
+        """Take the block away and say how it ended; in which states, if not those shown last."""
+        states = states or self.states or {}
         counts = [f"{n} {state}" for state in STATES if (n := sum(s == state for s in states.values()))]
         ended = f"{self.grid.name}: {', '.join(counts)} after {clock(time.time() - self.began)}"
         # The terminal may be what has gone.
