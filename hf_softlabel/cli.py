@@ -89,6 +89,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     )
     grid.add_argument("--dry_run", "--dry-run", action="store_true", help="list the cells and what they would cost")
     grid.add_argument("--executor", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
+    grid.add_argument("--slurm", nargs="+", default=[], metavar="KEY=VALUE", help="for submitit: timeout_min=60 ...")
+    grid.add_argument("--no_wait", action="store_true", help="slurm: submit the jobs and return")
     score = commands.add_parser(
         "score",
         help="score predictions of any program against votes",
@@ -339,6 +341,8 @@ def _grid(options: argparse.Namespace) -> int:
     for name, least in (("jobs", 1), ("retries", 0)):
         if getattr(options, name) is not None and getattr(options, name) < least:
             raise VotesError(f"--{name} must be at least {least}, not {getattr(options, name)}.")
+    if options.executor == "local" and (options.slurm or options.no_wait):
+        raise VotesError("--slurm and --no_wait are for --executor slurm.")
     launcher = shlex.split(options.launcher)
     if launcher and shutil.which(launcher[0]) is None:
         raise VotesError(f"--launcher: there is no program {launcher[0]!r}.")
@@ -354,4 +358,9 @@ def _grid(options: argparse.Namespace) -> int:
         _show(dry_run(grid, jobs, launcher))
         return 0
     write_grid(grid)
+    if options.executor == "slurm":
+        from .experiments.slurm import SlurmRun, parse_parameters
+
+        parameters = parse_parameters(options.slurm, options.jobs)
+        return SlurmRun(grid, parameters, launcher, options.retries).run(wait=not options.no_wait)
     return LocalRun(grid, jobs, launcher, options.retries).run()
