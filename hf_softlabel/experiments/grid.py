@@ -136,7 +136,7 @@ def refuse_changed_runs(grid: Grid) -> None:
     from ..run import _open_run
 
     for cell in begun:
-        configs = _configs(cell)
+        configs = cell_configs(cell)
         try:
             _open_run(cell.output_dir, resolved(*configs), configs[2], overwrite=False)
         except VotesError as error:
@@ -269,7 +269,7 @@ def _cell_words(cell: Cell) -> list[str]:
     return [word for key, value in cell.options.items() if value not in (None, []) for word in _as_words(key, value)]
 
 
-def _configs(cell: Cell) -> tuple[ModelConfig, DataConfig, SoftLabelConfig]:
+def cell_configs(cell: Cell) -> tuple[ModelConfig, DataConfig, SoftLabelConfig]:
     return parse_recipe(cell.recipe, [*_cell_words(cell), f"--output_dir={cell.output_dir}"])
 
 
@@ -278,7 +278,7 @@ def _check(path: Path, cells: Sequence[Cell]) -> None:
     seen: dict[str, str] = {}
     for cell in cells:
         try:
-            configs = _configs(cell)
+            configs = cell_configs(cell)
             configs[2].make_delivery()
         except VotesError as error:
             raise VotesError(f"{path}, cell {cell.name}: {error}") from None

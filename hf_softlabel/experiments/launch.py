@@ -185,8 +185,11 @@ class LocalRun:
         return log_file(self.grid, cell, ".lock")
 
     def _devices_of(self, slot: int) -> list[str]:
-        """The GPUs of one of the jobs that run at once."""
-        share = max(1, len(self.devices) // self.jobs)
+        """The GPUs of one of the jobs that run at once.
+
+        One process has one GPU: with several, Trainer would share out each batch and so enlarge it.
+        """
+        share = max(1, len(self.devices) // self.jobs) if self.launcher else 1
         return [self.devices[(slot * share + i) % len(self.devices)] for i in range(share)] if self.devices else []
 
     def _free_slot(self) -> int | None:

@@ -77,7 +77,8 @@ class GridView:
     def _event(self, name: str, before: str, state: str, failure: str, now: float) -> None:
         if state == "running":
             self.started[name] = now
-            self.say(f"  started   {name}")
+            if not self.live:
+                self.say(f"  started   {name}")
         elif state == "finished":
             took = now - self.started.get(name, now)
             self.seconds += [took] if name in self.started else []
@@ -112,16 +113,15 @@ class GridView:
 
     def _seconds_left(self, progress: Mapping[str, Any], waiting: int, now: float) -> float | None:
         """An estimate from the cells that ran in this call; None as long as it would be a guess."""
-        lefts = [seconds_left(one) for one in progress.values()]
-        known = [left for left in lefts if left is not None]
-        whole = self.seconds or [
-            now - self.started[name] + left for name, left in zip(progress, lefts, strict=True) if left is not None
-        ]
+        elapsed = {name: now - self.started[name] for name in progress}
+        known = {name: left for name, one in progress.items() if (left := seconds_left(one)) is not None}
+        whole = self.seconds or [elapsed[name] + left for name, left in known.items()]
         if not whole:
             return None
         mean = sum(whole) / len(whole)
-        total = sum(known) + mean * (len(lefts) - len(known) + waiting)
-        return max([total / min(self.jobs, len(lefts) + waiting), *known]) if lefts or waiting else 0.0
+        lefts = [known.get(name, max(0.0, mean - elapsed[name])) for name in progress]
+        at_once = max(1, min(self.jobs, len(lefts) + waiting))
+        return max([(sum(lefts) + mean * waiting) / at_once, *lefts])
 
     def _draw(self, lines: list[str]) -> None:
         self._write(self._erasing() + "".join(f"{line}\n" for line in lines))
