@@ -133,16 +133,17 @@ def refuse_changed_runs(grid: Grid) -> None:
     begun = [cell for cell in grid.cells if (cell.output_dir / "config.yaml").exists()]
     if not begun:
         return
-    from ..run import _open_run
+    from ..run import _changes, _config_of
 
     for cell in begun:
         configs = cell_configs(cell)
-        try:
-            _open_run(cell.output_dir, resolved(*configs), configs[2], overwrite=False)
-        except VotesError as error:
+        before = _config_of(cell.output_dir)
+        changed = _changes(before, resolved(*configs)) if before else []
+        if changed and (is_done(cell) or not configs[2].allow_changed_resume):
             raise VotesError(
-                f"{grid.path}, cell {cell.name}: {error} With `--output_dir` the whole grid goes elsewhere."
-            ) from None
+                f"{grid.path}, cell {cell.name}: {cell.output_dir} holds a run with another configuration (different: "
+                f"{', '.join(changed)}). Choose another --output_dir for the grid, or remove that folder."
+            )
 
 
 def write_grid(grid: Grid) -> None:
