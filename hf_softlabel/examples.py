@@ -23,13 +23,13 @@ AMBIGUOUS, OTHERS = 60, 40
 LARGEST_SIDE = 96
 
 
-def choose_examples(votes: np.ndarray) -> np.ndarray:
+def choose_examples(votes: np.ndarray, ambiguous: int = AMBIGUOUS, others: int = OTHERS) -> np.ndarray:
     """Rows of votes (N, C): the most ambiguous by entropy, then others evenly down to the least."""
     order = np.argsort(-entropy(votes).round(12), kind="stable")
-    first, rest = order[:AMBIGUOUS], order[AMBIGUOUS:]
-    if len(rest) <= OTHERS:
+    first, rest = order[:ambiguous], order[ambiguous:]
+    if len(rest) <= others:
         return order
-    return np.concatenate([first, rest[np.linspace(0, len(rest) - 1, OTHERS).round().astype(int)]])
+    return np.concatenate([first, rest[np.linspace(0, len(rest) - 1, others).round().astype(int)]])
 
 
 def example_inputs(dataset: Any, text_columns: Sequence[str] | None = None) -> pa.Table | None:

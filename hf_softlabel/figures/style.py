@@ -149,17 +149,18 @@ def panel_figure(count: int, width: float, height: float, widest: int, **grid: A
     return figure, list(axes.flat[:count])
 
 
-def save(figure: Figure, path: str | Path) -> list[Path]:
-    """Write `path`.png and `path`.pdf (fonts embedded as TrueType), each whole or not at all; returns both paths."""
+def save(figure: Figure, path: str | Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Write `path`.png, `path`.pdf (fonts embedded as TrueType) or `path`.svg, each whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
-    # Without the date, so that the same figure gives the same file.
-    for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+    # Without dates and random ids, so that the same figure gives the same file.
+    metadata = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    for kind in kinds:
         target = path.with_name(f"{path.name}.{kind}")
         part = path.with_name(f"{path.name}.{kind}.part")
-        with matplotlib.rc_context({"pdf.fonttype": 42}):
-            figure.savefig(part, format=kind, dpi=DPI, metadata=metadata)
+        with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "hf_softlabel"}):
+            figure.savefig(part, format=kind, dpi=DPI, metadata=metadata[kind])
         os.replace(part, target)
         written.append(target)
     return written

@@ -1,0 +1,255 @@
+"""`hf-softlabel report`: from run directories alone to tables, figures, findings and examples."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..data.errors import VotesError
+from ..examples import choose_examples, read_examples
+from ..figures.style import save
+from ..metrics import entropy
+from ..metrics.arrays import human, model
+from ..metrics.summary import NAMES
+from .content import Example, Picture, Report, Section
+from .findings import compared, section_findings
+from .page import write_page
+from .pictures import report_pictures, setting_pictures
+from .published import BASINS, BASINS_SCALE
+from .runs import Run, find_runs
+from .same_target import setting_tables
+from .setting import Setting, settings_of
+from .soft_vs_hard import soft_against_majority
+from .tables import Table, to_csv, to_latex, to_markdown
+
+# The file by which a folder is known to be a report of ours, which may be replaced.
+MARK = "report.json"
+
+
+def build_report(folder: str | Path, title: str | None = None, progress: bool = False) -> Report:
+    """Everything that the runs below a folder give."""
+    found = find_runs(folder)
+    if not found.runs:
+        cut_off = f" {len(found.missing)} were not finished." if found.missing else ""
+        raise VotesError(
+            f"There is no finished run below {folder}.{cut_off} `hf-softlabel train` or `grid` makes some."
+        )
+    settings, notes = settings_of(found.runs, found.pairs)
+    keys = _keys([setting.name for setting in settings])
+    sections = [
+        _section(setting, key)
+        for setting, key in tqdm(
+            list(zip(settings, keys, strict=True)), "settings", unit="setting", disable=None if progress else True
+        )
+    ]
+    table = soft_against_majority(settings)
+    name = Path(folder).resolve().name
+    return Report(
+        title or f"Learning from votes: {name}",
+        Path(folder),
+        _summary(sections, table),
+        [] if table is None else [table],
+        report_pictures(settings),
+        sections,
+        found.runs,
+        found.missing,
+        found.copies,
+        notes,
+    )
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    """Names for files and anchors, all different."""
+    slugs: list[str] = []
+    for name in names:
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        slugs.append(slug if slug not in slugs else f"{slug}-{len(slugs)}")
+    return slugs
+
+
+def _section(setting: Setting, key: str) -> Section:
+    tables = setting_tables(setting)
+    return Section(
+        key,
+        setting.name,
+        _scale(setting),
+        section_findings(setting, tables),
+        tables,
+        setting_pictures(setting),
+        setting_examples(setting),
+        setting.runs[0].class_names,
+    )
+
+
+def _scale(setting: Setting) -> str:
+    """How large our runs were, and the paper's."""
+    first = setting.runs[0]
+    seeds, sizes = {run.seed for run in setting.runs}, {run.metrics.get("train_examples") for run in setting.runs}
+    trained = "" if None in sizes else f" on {' or '.join(f'{size:,}' for size in sorted(sizes))} training examples"
+    ours = (
+        f"{len(setting.runs)} runs, {len(seeds)} seed{'s' * (len(seeds) != 1)}{trained}, scored on "
+        f"{first.metrics['eval_examples']:,} held-out examples each."
+    )
+    return f"{ours} {BASINS}: {BASINS_SCALE}." if setting.has_paper else ours
+
+
+def _summary(sections: Sequence[Section], table: Table | None) -> list[str]:
+    """The findings of all settings, each with the setting that it is of where there are several."""
+    lines = []
+    for section in sections:
+        prefix = f"{section.title}: " if len(sections) > 1 else ""
+        lines += [prefix + finding for finding in section.findings]
+    return lines + ([] if table is None else compared(table))
+
+
+def setting_examples(setting: Setting) -> list[Example]:
+    """Held-out examples with what each method at full votes predicts on them, the most ambiguous first."""
+    inputs: dict[int, str | bytes] = {}
+    votes: dict[int, np.ndarray] = {}
+    total: dict[str, dict[int, np.ndarray]] = {}
+    seeds: dict[str, dict[int, int]] = {}
+    for method in setting.methods():
+        for run in setting.get(method).values():
+            kept = read_examples(run.path)
+            if not kept:
+                continue
+            inputs.update(kept)
+            read = run.predictions()
+            rows = np.flatnonzero(np.isin(read.ids, list(kept)))
+            q = model(read.values[rows], read.from_logits)
+            for row, example, probabilities in zip(rows, read.ids[rows].tolist(), q, strict=True):
+                votes[example] = read.votes[row]
+                sums, counts = total.setdefault(method, {}), seeds.setdefault(method, {})
+                sums[example] = sums.get(example, 0) + probabilities
+                counts[example] = counts.get(example, 0) + 1
+    if not votes:
+        return []
+    ids, matrix = np.array(list(votes)), np.array(list(votes.values()))
+    return [
+        _example(int(ids[row]), inputs, matrix[row], total, seeds)
+        for row in choose_examples(matrix, 200, 100).tolist()
+    ]
+
+
+def _example(example: int, inputs: dict, votes: np.ndarray, total: dict, seeds: dict) -> Example:
+    shown, p = inputs[example], human(votes[None])[0]
+    predictions = {
+        method: (sums[example] / seeds[method][example]).tolist() for method, sums in total.items() if example in sums
+    }
+    return Example(
+        example,
+        shown if isinstance(shown, str) else None,
+        shown if isinstance(shown, bytes) else None,
+        p.tolist(),
+        int(votes.sum()) if votes.dtype.kind in "iu" else None,
+        float(entropy(p[None])[0] / np.log(len(p))),
+        predictions,
+        {method: seeds[method][example] for method in predictions},
+    )
+
+
+def write_report(report: Report, output_dir: str | Path, progress: bool = False) -> list[Path]:
+    """Write report.html, report.md, tables/ (CSV, LaTeX, Markdown), figures/ (PNG, SVG) and runs.csv; whole or not.
+
+    An earlier report in the folder is replaced; a folder with anything else in it is refused.
+    """
+    out = Path(output_dir)
+    check_output(out)
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    (part / "tables").mkdir(parents=True)
+    for name, tables in _named_tables(report):
+        for table in tables:
+            stem = part / "tables" / f"{name}{table.key}"
+            stem.with_suffix(".csv").write_text(to_csv([table]), encoding="utf-8")
+            stem.with_suffix(".tex").write_text(to_latex(table), encoding="utf-8")
+            stem.with_suffix(".md").write_text(to_markdown(table), encoding="utf-8")
+    pictures = list(_named_pictures(report))
+    for name, picture in tqdm(pictures, "figures", unit="figure", disable=None if progress else True):
+        save(picture.figure, part / "figures" / f"{name}{picture.key}", ("png", "svg"))
+    write_page(report, part / "report.html")
+    (part / "report.md").write_text(report_markdown(report), encoding="utf-8")
+    (part / "runs.csv").write_text(runs_csv(report.runs, report.folder), encoding="utf-8")
+    content = {"title": report.title, "findings": list(report.findings), "runs": len(report.runs)}
+    (part / MARK).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if out.exists():
+        shutil.rmtree(out)
+    part.replace(out)
+    return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def check_output(out: Path) -> None:
+    """Refuse a place that is not free for a report."""
+    if out.exists() and not out.is_dir():
+        raise VotesError(f"{out} is a file: choose another --output_dir.")
+    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+        raise VotesError(f"{out} holds files that are not of a report: choose another --output_dir.")
+
+
+def _named_tables(report: Report) -> Iterator[tuple[str, Sequence[Table]]]:
+    yield "", report.tables
+    for section in report.sections:
+        yield f"{section.key}-", section.tables
+
+
+def _named_pictures(report: Report) -> Iterator[tuple[str, Picture]]:
+    for name, pictures in [("", report.pictures), *((f"{s.key}-", s.pictures) for s in report.sections)]:
+        for picture in pictures:
+            yield name, picture
+
+
+def runs_csv(runs: Sequence[Run], folder: Path) -> str:
+    """A line per run: what it was, and every score."""
+    out = io.StringIO()
+    keys = ("delivery", "seed", "dataset", "subset", "model", "votes_per_example", "resample_every")
+    about = ("world_size", "train_seconds", "best_step", "ledger_digest")
+    writer = csv.DictWriter(out, ("run", "grid", *keys, *NAMES, *about), lineterminator="\n")
+    writer.writeheader()
+    for run in runs:
+        line = {"run": os.path.relpath(run.path, folder), "grid": run.grid}
+        line |= {key: run.config.get(key) for key in keys}
+        line |= {key: run.metrics.get(key) for key in (*NAMES, *about)}
+        writer.writerow({key: "" if value is None else value for key, value in line.items()})
+    return out.getvalue()
+
+
+def report_markdown(report: Report) -> str:
+    """The report as one Markdown text, with links to the figures' files."""
+    lines = [f"# {report.title}", "", f"{len(report.runs)} runs below `{report.folder.name}`.", "", "## Findings", ""]
+    lines += [f"- {finding}" for finding in report.findings]
+    lines += _blocks("", report.tables, report.pictures)
+    for section in report.sections:
+        lines += ["", f"## {section.title}", "", section.scale]
+        lines += _blocks(f"{section.key}-", section.tables, section.pictures)
+    if report.missing:
+        lines += ["", "## Not run", ""]
+        lines += [f"- `{os.path.relpath(one.path, report.folder)}`: {one.state}" for one in report.missing]
+    remarks = [*report.notes, *(f"{copy} is the same run as {first}." for copy, first in report.copies)]
+    if remarks:
+        lines += ["", "## Remarks", "", *(f"- {remark}" for remark in remarks)]
+    return "\n".join(lines) + "\n"
+
+
+def _blocks(prefix: str, tables: Sequence[Table], pictures: Sequence[Picture]) -> list[str]:
+    lines = []
+    for table in tables:
+        source = f" ({table.source})" if table.source else ""
+        lines += ["", f"### {table.title}{source}", "", table.caption, "", to_markdown(table)]
+        lines += [f"- {note}" for note in table.notes]
+        missing = table.missing()
+        if missing:
+            lines.append(f"- Not run: {', '.join(missing)}.")
+    for picture in pictures:
+        source = f" ({picture.source})" if picture.source else ""
+        lines += ["", f"### {picture.title}{source}", "", f"![{picture.title}](figures/{prefix}{picture.key}.png)", ""]
+        lines.append(picture.caption)
+    return lines

@@ -1,0 +1,73 @@
+"""The comparison of `Soft-Label Training Preserves Epistemic Uncertainty`: soft labels against the majority label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .published import CORRELATION_GAIN, EPISTEMIC, KL_REDUCTION
+from .setting import Setting, metric
+from .tables import Column, Entry, Published, Table, with_tests
+
+# (title, score, lower is better), each of majority and of soft labels.
+SCORES = (("KL", "kl", True), ("entropy correlation", "entropy_correlation", False), ("accuracy", "accuracy", False))
+AVERAGE = "average over data sets"
+
+
+def relative_change(soft: Mapping[int, float], majority: Mapping[int, float]) -> dict[int, float]:
+    """(soft - majority) / |majority| by seed, for the seeds that both have; without those where it is undefined."""
+    return {
+        seed: (soft[seed] - majority[seed]) / abs(majority[seed])
+        for seed in sorted(soft.keys() & majority.keys())
+        if majority[seed] and np.isfinite(soft[seed] - majority[seed])
+    }
+
+
+def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
+    """A row per setting that has both; the paper's averages in the last row, when there are several data sets."""
+    kept = [s for s in settings if s.get("soft") and s.get("majority")]
+    if not kept:
+        return None
+    columns: list[Column] = []
+    for title, _, lower in SCORES:
+        columns += [Column(f"{title}, majority", lower), Column(f"{title}, soft", lower)]
+        if title != "accuracy":
+            columns.append(Column(f"{title}, change in %", lower, 1))
+    entries: dict[tuple[int, int], Entry] = {}
+    reference_of: dict[int, int] = {}
+    changes: dict[int, list[dict[int, float]]] = {}
+    for i, setting in enumerate(kept):
+        j = 0
+        for title, key, _ in SCORES:
+            majority, soft = (setting.values(metric(key), method) for method in ("majority", "soft"))
+            entries[i, j], entries[i, j + 1] = Entry(majority), Entry(soft)
+            reference_of[j + 1] = j
+            j += 2
+            if title != "accuracy":
+                change = {seed: 100 * value for seed, value in relative_change(soft, majority).items()}
+                entries[i, j] = Entry(change)
+                changes.setdefault(j, []).append(change)
+                j += 1
+    rows = [setting.name for setting in kept]
+    published = {"KL": Published(-100 * KL_REDUCTION), "entropy correlation": Published(100 * CORRELATION_GAIN)}
+    datasets = {setting.runs[0].config["dataset"] for setting in kept}
+    for j, parts in changes.items():
+        seeds = set.intersection(*(set(part) for part in parts))
+        mean = {seed: float(np.mean([part[seed] for part in parts])) for seed in sorted(seeds)}
+        paper = published[columns[j].title.split(",")[0]]
+        entries[len(kept), j] = Entry(mean if len(datasets) > 1 else {}, paper=paper)
+    table = Table(
+        "soft_vs_hard",
+        "Soft labels against the majority's label",
+        "All votes of each training example. Change: (soft - majority) / |majority|, by seed. Mean ± SD over seeds. "
+        "p: paired Wilcoxon of soft against majority, two-sided; Holm over all tests of the table. The paper's are "
+        "averages over ChaosNLI, POPQUORN and CIFAR-10H at its own scale.",
+        "setting",
+        tuple(columns),
+        (*rows, AVERAGE),
+        entries,
+        f"{EPISTEMIC}, abstract",
+        "majority",
+    )
+    return with_tests(table, lambda i, j: (i, reference_of[j]) if j in reference_of and i < len(kept) else None)
