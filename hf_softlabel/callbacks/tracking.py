@@ -216,6 +216,8 @@ class WandbTracker:
             self.run = wandb.init(**arguments)
         except wandb.Error as error:
             logger.warning("W&B cannot be reached, and the run is logged offline: %s", error)
+            # Its service still holds the id.
+            wandb.teardown(exit_code=1)
             self.run = wandb.init(**{**arguments, "mode": "offline"})
 
     def end_curves(self, trainer: VotesTrainer) -> None:
@@ -245,7 +247,8 @@ def logged_in_to_wandb() -> bool:
     try:
         return wandb.login(prompt=False, verify=False)
     except wandb.errors.AuthenticationError as error:
-        raise VotesError(f"The W&B login cannot be used: {error}. Mend WANDB_API_KEY, or `wandb login`.") from None
+        reason = str(error).rstrip(".")
+        raise VotesError(f"The W&B login cannot be used ({reason}): set WANDB_API_KEY, or run `wandb login`.") from None
 
 
 class _GroupedTrackio(TrackioCallback):
@@ -308,9 +311,11 @@ class TrackioTracker:
 
 
 def check_trackers(args: TrainingArguments) -> None:
-    """Refuse a tracker that is not installed, before anything is loaded."""
+    """Refuse a tracker that is not installed, and a login that has no form, before anything is loaded."""
     if "trackio" in args.report_to and not is_trackio_available():
         raise VotesError("report_to: trackio needs trackio, which is not installed: pip install trackio")
+    if "wandb" in args.report_to and args.process_index == 0:
+        logged_in_to_wandb()
 
 
 class Tracking:

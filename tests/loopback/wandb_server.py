@@ -207,18 +207,16 @@ class WandbServer:
     # Operations of wandb.Api and of wandb-workspaces.
 
     def GetProjects(self, v: dict) -> dict:
-        return {"models": _page([_project(name) for name in sorted(self.projects)])}
+        known = v["entity"] == ENTITY
+        return {"models": _page([_project(name) for name in sorted(self.projects)]) if known else None}
 
-    def GetProject(self, v: dict) -> dict:
-        name = v.get("project") or v.get("projectName") or v["name"]
-        return {"project": _project(name) if name in self.projects else None}
+    def ProjectInternalId(self, v: dict) -> dict:
+        return {"project": _project(v["projectName"])}
 
-    ProjectInternalId = GetProject
-
-    def UpsertModel(self, v: dict) -> dict:
-        name = v.get("name") or v["project"]
-        self.projects.add(name)
-        return {"upsertModel": {"model": _project(name), "project": _project(name), "inserted": True}}
+    def CreateProject(self, v: dict) -> dict:
+        self.projects.add(v["name"])
+        project = {**_project(v["name"]), "description": None, "access": None, "views": None}
+        return {"result": {"project": project, "model": project, "inserted": True}}
 
     def Runs(self, v: dict) -> dict:
         nodes = [run.node() for run in self.runs.values() if run.project == v["project"]]
@@ -236,8 +234,7 @@ class WandbServer:
         return {"project": {**_project(run.project), "run": {**run.node(), "history": rows[: v["pageSize"]]}}}
 
     def RunParquetHistory(self, v: dict) -> dict:
-        run = self.runs[v["runName"]]
-        return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": run.history}}}}
+        return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": []}}}}
 
     def upsertView(self, v: dict) -> dict:
         identity = v.get("id") or _id("View", v["name"])
