@@ -70,6 +70,8 @@ class LocalRun:
         try:
             while self.waiting or self.running or self.elsewhere:
                 self._collect()
+                # Before they start again, so that the view says that they were cut off.
+                view.update(self._states(), self.failed)
                 self._start_cells()
                 view.update(self._states(), self.failed)
                 if self.signals:
@@ -100,7 +102,7 @@ class LocalRun:
         states = dict.fromkeys((cell.name for cell in self.grid.cells), "finished")
         states |= dict.fromkeys((cell.name for cell in self.waiting), "waiting")
         states |= dict.fromkeys((one.cell.name for one in self.running), "running")
-        states |= dict.fromkeys((cell.name for cell in self.elsewhere), "running")
+        states |= dict.fromkeys((cell.name for cell in self.elsewhere), "found")
         return states | dict.fromkeys(self.failed, "failed")
 
     def _collect(self) -> None:

@@ -41,9 +41,10 @@ class GridView:
         self.drawn_at = 0.0
 
     def update(self, states: Mapping[str, str], failures: Mapping[str, str] | None = None) -> None:
-        """Show the states, one of [`STATES`] for each cell's name, and say what has changed.
+        """Show the states, by the cells' names, and say what has changed.
 
         Args:
+            states: of [`STATES`], or `found` for a cell that runs, but was not started by this call.
             failures: what happened to the failed cells.
         """
         now = time.time()
@@ -67,15 +68,18 @@ class GridView:
 
     def close(self, text: str | None = None, states: Mapping[str, str] | None = None) -> None:
         """Take the block away and say how it ended; in which states, if not those shown last."""
-        states = states or self.states or {}
-        counts = [f"{n} {state}" for state in STATES if (n := sum(s == state for s in states.values()))]
-        ended = f"{self.grid.name}: {', '.join(counts)} after {clock(time.time() - self.began)}"
+        counts = _counts(states or self.states or {})
+        said = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+        ended = f"{self.grid.name}: {said} after {clock(time.time() - self.began)}"
         # The terminal may be what has gone.
         with contextlib.suppress(OSError):
             self.say(f"{ended}; {text}" if text else ended)
 
     def _event(self, name: str, before: str, state: str, failure: str, now: float) -> None:
-        if state == "running":
+        if state == "found":
+            self.started[name] = now
+            self.say(f"  found     {name}: another call started it, and it still runs")
+        elif state == "running":
             self.started[name] = now
             if not self.live:
                 self.say(f"  started   {name}")
@@ -92,9 +96,9 @@ class GridView:
     def _block(self, now: float) -> list[str]:
         """The overall bar, and a line for each running cell."""
         width, height = shutil.get_terminal_size()
-        running = [name for name, state in self.states.items() if state == "running"]
+        running = [name for name, state in self.states.items() if state in ("running", "found")]
         progress = {name: self._progress(name) for name in running}
-        counts = {state: sum(s == state for s in self.states.values()) for state in STATES}
+        counts = _counts(self.states)
         share = (counts["finished"] + sum(map(_share, progress.values()))) / len(self.states)
         left = self._seconds_left(progress, counts["waiting"], now)
         said = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
@@ -178,6 +182,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _counts(states: Mapping[str, str]) -> dict[str, int]:
+    found = ["running" if state == "found" else state for state in states.values()]
+    return {state: found.count(state) for state in STATES}
 
 
 def _cells(count: int) -> str:
