@@ -42,7 +42,7 @@ def _best(table: Table) -> str:
 
 
 def compared(table: Table) -> list[str]:
-    """A sentence for each column, or for the whole table, on what passes Holm; and on what nothing can."""
+    """A sentence for each column and direction on the rows that pass Holm, and one on the rest."""
     tests = [
         (table.rows[i], table.columns[j], entry)
         for (i, j), entry in sorted(table.entries.items())
@@ -51,33 +51,41 @@ def compared(table: Table) -> list[str]:
     if not tests:
         return []
     passed = [test for test in tests if shown_holm(table, test[2]) <= ALPHA]
-    sentences = [_claim(table, *test) for test in passed]
+    if not passed:
+        return [_nothing(table, tests)]
+    claims: dict[tuple[Column, bool], list[tuple[str, Entry]]] = {}
+    for row, column, entry in passed:
+        claims.setdefault((column, entry.test.mean < 0), []).append((row, entry))
+    sentences = [_claim(table, column, lower, rows) for (column, lower), rows in claims.items()]
     rest = len(tests) - len(passed)
-    if rest and not passed:
-        sentences.append(_nothing(table, tests))
-    elif rest:
+    if rest:
+        which = "The other comparison" if rest == 1 else f"The other {rest} comparisons"
+        verb = "shows" if rest == 1 else "show"
         sentences.append(
-            f"{table.title}: the other {rest} comparison{'s' * (rest != 1)} with {table.reference} "
-            "show no significant difference, which does not show that there is none."
+            f"{table.title}: {which[0].lower()}{which[1:]} with {table.reference} {verb} no significant difference, "
+            "which does not show that there is none."
         )
     return sentences
 
 
-def _claim(table: Table, row: str, column: Column, entry: Entry) -> str:
-    test = entry.test
-    direction = "lower" if test.mean < 0 else "higher"
-    side = "one-sided" if table.one_sided and entry.p_better is not None else "two-sided"
+def _claim(table: Table, column: Column, lower: bool, rows: Sequence[tuple[str, Entry]]) -> str:
+    one_sided = table.one_sided and rows[0][1].p_better is not None
     what = f"soft NLL at {column.title}" if table.key == "sweep" else column.title
+    parts = [
+        f"{row} (by {number(abs(entry.test.mean), column.digits)}, {entry.test.agree} of {entry.test.n} seeds)"
+        for row, entry in rows
+    ]
+    worst = max(rows, key=lambda row: shown_holm(table, row[1]))[1]
+    at_most = "at most " if len(rows) > 1 else ""
     return (
-        f"{table.title}: {row} has a {direction} {what} than {table.reference}, by "
-        f"{number(abs(test.mean), column.digits)} on average ({test.agree} of {test.n} paired seeds; {side} "
-        f"p {p_value(shown_p(table, entry))}, Holm {p_value(shown_holm(table, entry))})."
+        f"{table.title}: {what} is {'lower' if lower else 'higher'} than that of {table.reference} with "
+        f"{', '.join(parts)}; {'one' if one_sided else 'two'}-sided p {at_most}{p_value(shown_p(table, worst))}, "
+        f"Holm {at_most}{p_value(shown_holm(table, worst))}."
     )
 
 
 def _nothing(table: Table, tests: Sequence[tuple[str, Column, Entry]]) -> str:
-    pairs = max(entry.test.n for _, _, entry in tests)
-    size = len(tests)
+    pairs, size = max(entry.test.n for _, _, entry in tests), len(tests)
     if table.family_by_column:
         size = max(sum(column == other for _, other, _ in tests) for _, column, _ in tests)
     needed = seeds_to_reach(size, not table.one_sided)
@@ -85,7 +93,7 @@ def _nothing(table: Table, tests: Sequence[tuple[str, Column, Entry]]) -> str:
     sentence = f"{table.title}: no comparison with {table.reference} passes Holm"
     if pairs < needed:
         return (
-            f"{sentence}, and with {pairs} paired seeds none could: {size} test{'s' * (size != 1)} need {needed}. In "
-            f"{agree} of {len(tests)} all seeds agree on the direction."
+            f"{sentence}, and with {pairs} paired seeds none could: a family of {size} "
+            f"test{'s' * (size != 1)} needs {needed}. In {agree} of {len(tests)} all seeds agree on the direction."
         )
-    return f"{sentence} ({pairs} paired seeds). That does not show that the deliveries are equal."
+    return f"{sentence} ({pairs} paired seeds). That does not show that they are equal."

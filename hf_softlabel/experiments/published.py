@@ -24,6 +24,7 @@ SWEEP = {
         50: P(0.5231, p=0.031),
     },
 }
+SWEEP_SEEDS = 5
 # Section 5.1 and Figure 4: soft NLL of SLS that holds a label for so many epochs, 5 seeds.
 RESAMPLING = {1: P(0.5027), 5: P(0.5458), 10: P(0.6054), 50: P(0.6689)}
 # Table 2, 10 seeds; two-sided p of SLS against soft labels from the text.

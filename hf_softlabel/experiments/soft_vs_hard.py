@@ -12,7 +12,7 @@ from .tables import Column, Entry, Published, Table, with_tests
 
 # (title, score, lower is better), each of majority and of soft labels.
 SCORES = (("KL", "kl", True), ("entropy correlation", "entropy_correlation", False), ("accuracy", "accuracy", False))
-AVERAGE = "average over data sets"
+AVERAGE = "average over settings"
 
 
 def relative_change(soft: Mapping[int, float], majority: Mapping[int, float]) -> dict[int, float]:
@@ -25,7 +25,7 @@ def relative_change(soft: Mapping[int, float], majority: Mapping[int, float]) ->
 
 
 def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
-    """A row per setting that has both; the paper's averages in the last row, when there are several data sets."""
+    """A row per setting that has both; and the averages over them, with the paper's, in the last row."""
     kept = [s for s in settings if s.get("soft") and s.get("majority")]
     if not kept:
         return None
@@ -51,12 +51,11 @@ def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
                 j += 1
     rows = [setting.name for setting in kept]
     published = {"KL": Published(-100 * KL_REDUCTION), "entropy correlation": Published(100 * CORRELATION_GAIN)}
-    datasets = {setting.runs[0].config["dataset"] for setting in kept}
     for j, parts in changes.items():
         seeds = set.intersection(*(set(part) for part in parts))
         mean = {seed: float(np.mean([part[seed] for part in parts])) for seed in sorted(seeds)}
         paper = published[columns[j].title.split(",")[0]]
-        entries[len(kept), j] = Entry(mean if len(datasets) > 1 else {}, paper=paper)
+        entries[len(kept), j] = Entry(mean if len(kept) > 1 else {}, paper=paper)
     table = Table(
         "soft_vs_hard",
         "Soft labels against the majority's label",
@@ -68,6 +67,7 @@ def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
         (*rows, AVERAGE),
         entries,
         f"{EPISTEMIC}, abstract",
-        "majority",
+        "majority vote",
+        compares_rows=False,
     )
     return with_tests(table, lambda i, j: (i, reference_of[j]) if j in reference_of and i < len(kept) else None)

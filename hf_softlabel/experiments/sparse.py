@@ -160,5 +160,5 @@ def _read_eval(soft: Run, other: Run) -> tuple[np.ndarray, ...] | None:
     config = soft.config
     seed = soft.seed if config.get("subsample_seed") is None else config["subsample_seed"]
     without = config.get("subsample") == "without_replacement"
-    drawn = subsampled_votes(mine.votes, mine.ids, soft.votes_per_example, seed, without)
+    drawn = subsampled_votes(mine.votes.copy(), mine.ids.copy(), soft.votes_per_example, seed, without)
     return drawn, mine.votes, mine.values, theirs.values

@@ -47,7 +47,7 @@ def paired_test(differences: Sequence[float]) -> PairedTest:
         raise ValueError(f"Paired differences must be finite numbers, and there must be some: {d}.")
     changed = d[d != 0]
     mean = float(d.mean())
-    agree = int((np.sign(d) == np.sign(mean)).sum())
+    agree = int((np.sign(changed) == np.sign(mean)).sum())
     sd = float(d.std(ddof=1)) if len(d) > 1 else math.nan
     if not len(changed):
         return PairedTest(len(d), mean, sd, 1.0, 1.0, 1.0, True, agree)

@@ -75,6 +75,7 @@ class Table:
         one_sided: the tests are shown one-sided (better than the reference), as the paper's; else two-sided.
         family_by_column: Holm corrects over the tests of each column, where these are different scores; else over all.
         unit: what the values of a cell are of.
+        compares_rows: the rows of a column compete, so that the best of them is marked.
         notes: sentences about it, made from its numbers.
     """
 
@@ -90,6 +91,7 @@ class Table:
     one_sided: bool = False
     family_by_column: bool = False
     unit: str = "seeds"
+    compares_rows: bool = True
     notes: tuple[str, ...] = ()
 
     def entry(self, row: int, column: int) -> Entry:
@@ -113,7 +115,7 @@ class Table:
 
 
 def with_tests(table: Table, reference_of: Callable[[int, int], tuple[int, int] | None]) -> Table:
-    """The table with each cell tested against its reference cell, and Holm's correction over all of these tests.
+    """The table with each cell tested against its reference cell, corrected by Holm over each family of tests.
 
     Seeds are paired: only those that both cells have count, and at least two.
     """
@@ -192,6 +194,8 @@ def shown_holm(table: Table, entry: Entry) -> float:
 
 def best_rows(table: Table, column: int) -> set[int]:
     """The rows with the best mean of a column, as the column rounds it; none if neither direction is better."""
+    if not table.compares_rows:
+        return set()
     lower, digits = table.columns[column].lower, table.columns[column].digits
     means = {
         row: round(table.entry(row, column).mean, digits)
@@ -209,8 +213,8 @@ def number(value: float | None, digits: int) -> str:
 
 
 def p_value(p: float) -> str:
-    """Four digits, or fewer that are significant: .03125 -> 0.0312, 0.00001 -> <0.0001."""
-    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
+    """Four significant digits, so that the smallest p of a few seeds is exact: 0.03125, 0.0625, 1; or <0.0001."""
+    return "<0.0001" if p < 0.0001 else f"{p:.4g}"
 
 
 def value_text(entry: Entry, column: Column) -> str:
@@ -224,19 +228,19 @@ def value_text(entry: Entry, column: Column) -> str:
 
 
 def comparison_text(table: Table, entry: Entry) -> str:
-    """`p 0.0312, Holm 0.3750`, and blank for a cell without a test."""
+    """`p 0.03125, Holm 0.375`, and blank for a cell without a test."""
     if entry.test is None:
         return ""
     return f"p {p_value(shown_p(table, entry))}, Holm {p_value(shown_holm(table, entry))}"
 
 
 def paper_text(entry: Entry, column: Column) -> str:
-    """`0.5052 ± 0.0263 (p 0.0310)` of the paper, blank where it has none."""
+    """`0.5052 ± 0.0263 (p 0.031)` of the paper, blank where it has none."""
     if entry.paper is None:
         return ""
     mean, sd, p = entry.paper
     spread = "" if sd is None else f" ± {number(sd, column.digits)}"
-    return f"{number(mean, column.digits)}{spread}" + ("" if p is None else f" (p {p:.4g})")
+    return f"{number(mean, column.digits)}{spread}" + ("" if p is None else f" (p {p_value(p)})")
 
 
 def seeds_text(table: Table, row: int) -> str:
