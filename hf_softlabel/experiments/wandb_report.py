@@ -84,7 +84,7 @@ def _api() -> Api:
     except wandb.Error as error:
         # A server that cannot be reached and a key that is refused are one error to the client.
         raise VotesError(
-            f"{address} cannot be used ({error}): is it reachable? Else run `wandb login --relogin`, or set WANDB_API_KEY."
+            f"{address} cannot be used ({error}): is it reachable? Else `wandb login --relogin`."
         ) from None
 
 
