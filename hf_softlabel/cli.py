@@ -357,10 +357,11 @@ def _grid(options: argparse.Namespace) -> int:
 
         _show(dry_run(grid, jobs, launcher))
         return 0
-    write_grid(grid)
     if options.executor == "slurm":
         from .experiments.slurm import SlurmRun, parse_parameters
 
-        parameters = parse_parameters(options.slurm, options.jobs)
-        return SlurmRun(grid, parameters, launcher, options.retries).run(wait=not options.no_wait)
+        slurm = SlurmRun(grid, parse_parameters(options.slurm, options.jobs), launcher, options.retries)
+        write_grid(grid)
+        return slurm.run(wait=not options.no_wait)
+    write_grid(grid)
     return LocalRun(grid, jobs, launcher, options.retries).run()

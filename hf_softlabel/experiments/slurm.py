@@ -42,7 +42,7 @@ WAITING = {"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", 
 
 @dataclass
 class SlurmRun:
-    """A grid that runs as jobs of Slurm.
+    """A grid that runs as jobs of Slurm; wrong parameters are refused when it is made.
 
     Args:
         parameters: of submitit: `timeout_min`, `cpus_per_task`, `gpus_per_node`, `mem_gb`, and sbatch's own as
@@ -58,11 +58,13 @@ class SlurmRun:
     jobs: dict[str, str] = field(default_factory=dict)  # of the cells that this call waits for
     failed: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self.executor = self._make_executor()
+
     def run(self, wait: bool = True) -> int:
         """Submit every cell that is not done and has no job, and wait for all; returns the exit code."""
-        executor = self._executor()
         with self._sole_submitter():
-            self._submit(executor)
+            self._submit()
         if not wait:
             print(f"{self.grid.name}: the same command without --no_wait shows how far the jobs are", flush=True)
             return 0
@@ -78,7 +80,7 @@ class SlurmRun:
             print(failure_report(self.grid, self.failed), flush=True)
         return 1 if self.failed else 0
 
-    def _executor(self) -> Any:
+    def _make_executor(self) -> Any:
         """submitit's executor with the parameters, which it checks."""
         try:
             import submitit
@@ -113,7 +115,7 @@ class SlurmRun:
             **given,
         }
 
-    def _submit(self, executor: Any) -> None:
+    def _submit(self) -> None:
         """Submit what has to be run as one array, and remember its jobs."""
         from submitit.core.utils import FailedJobError
 
@@ -127,8 +129,8 @@ class SlurmRun:
         if new:
             try:
                 # It prints what it raises.
-                with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs(), executor.batch():
-                    submitted = [executor.submit(self._cell_job(cell)) for cell in new]
+                with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs(), self.executor.batch():
+                    submitted = [self.executor.submit(self._cell_job(cell)) for cell in new]
             except FailedJobError as error:
                 raise VotesError(f"sbatch refused the jobs: {error}") from None
             known |= {cell.name: job.job_id for cell, job in zip(new, submitted, strict=True)}
