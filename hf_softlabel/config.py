@@ -274,7 +274,7 @@ def parse_recipe(
     """Read a recipe and command-line arguments into the three configurations.
 
     The recipe's keys are defaults and the command line wins. `output_dir` is by default
-    `runs/<folder>-<recipe>-seed<seed>`, or `runs/<recipe>-seed<seed>` for a recipe in the working folder.
+    `runs/<folders>-<recipe>-seed<seed>`, or `runs/<recipe>-seed<seed>` for a recipe in the working folder.
     """
     parser = _RecipeParser(CONFIGS, allow_abbrev=False, add_help=False)
     values = read_recipe(path) if path is not None else {}
@@ -306,11 +306,16 @@ def parse_recipe(
 
 
 def recipe_name(path: str | Path | None) -> str:
-    """`recipes/cifar10h/multipass.yaml` -> `cifar10h-multipass`, and `mine.yaml` -> `mine`."""
+    """`recipes/cifar10h/small/soft.yaml` -> `cifar10h-small-soft`, `my/own.yaml` -> `my-own`, `mine.yaml` -> `mine`."""
     if path is None:
         return "run"
     path = Path(path).resolve()
-    return path.stem if path.parent == Path.cwd() else f"{path.parent.name}-{path.stem}"
+    if path.parent == Path.cwd():
+        return path.stem
+    folders = path.parent.parts
+    # All folders below `recipes`: `small` alone would be the name of several.
+    below = folders[folders.index("recipes") + 1 :] if "recipes" in folders else ()
+    return "-".join([*(below or folders[-1:]), path.stem])
 
 
 def resolved(model: ModelConfig, data: DataConfig, training: SoftLabelConfig) -> dict[str, Any]:

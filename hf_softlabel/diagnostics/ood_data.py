@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from datasets import Dataset, concatenate_datasets
 
 from ..data.errors import VotesError
 from ..data.load import NAMES, load_votes
+from ..data.sources import find_in_folder, sources_folder
 from ..data.table import open_table
 from ..data.text import tokenize_votes
 from ..data.votes import votes_features
@@ -43,11 +45,16 @@ def load_ood_set(
     Args:
         split: by default `test`, or the only one.
         examples: so many of them, drawn at random.
-        sources: the folder with the authors' files of a data set of votes.
+        sources: the folder with the authors' files of a data set of votes, or a copy of the Hub's.
     """
     if examples is not None and examples < 1:
         raise VotesError(f"ood_examples must be at least 1, not {examples}.")
-    splits = load_votes(source, subset, sources) if source in NAMES else open_table(source, subset, None, False)
+    if source in NAMES:
+        splits = load_votes(source, subset, sources)
+    elif (local := _local_copy(source, subset, split, sources)) is not None:
+        splits = {split or "test": open_table(local, None, None, False)["train"]}
+    else:
+        splits = open_table(source, subset, None, False)
     split = split or ("test" if "test" in splits else next(iter(splits)) if len(splits) == 1 else None)
     if split not in splits:
         missing = "" if split is None else f" and no {split!r}"
@@ -58,6 +65,15 @@ def load_ood_set(
         dataset = dataset.select(np.sort(rows))
     kept = [column for column in dataset.column_names if column not in ("votes", "example_id", "label")]
     return dataset.select_columns(kept)
+
+
+def _local_copy(source: str, subset: str | None, split: str | None, sources: str | None) -> Path | None:
+    """The file of a Hub set below the sources folder, if that has it laid out as the Hub does."""
+    folder = sources_folder(sources)
+    if folder is None or Path(source).exists() or source.count("/") != 1:
+        return None
+    name = f"{source}/{subset or source.split('/')[1]}/{split or 'test'}-00000-of-00001.parquet"
+    return find_in_folder(folder, [name])
 
 
 def prepare_ood_set(trainer: VotesTrainer, dataset: Dataset, name: str) -> Any:
