@@ -16,11 +16,13 @@ from hf_softlabel.cli_help import (
     CALIBRATE_EXAMPLES,
     DIAGNOSE_EXAMPLES,
     EXAMPLES,
+    GRID_EXAMPLES,
     SCORE_EXAMPLES,
     TRAIN_HELP,
 )
 from hf_softlabel.config import parse_recipe, recipe_keys
 from hf_softlabel.data.synthetic import load_synthetic
+from hf_softlabel.experiments.grid import read_grid
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "recipes/README.md")
@@ -32,7 +34,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
-    helps = (EXAMPLES, TRAIN_HELP, SCORE_EXAMPLES, CALIBRATE_EXAMPLES, DIAGNOSE_EXAMPLES)
+    helps = (EXAMPLES, TRAIN_HELP, GRID_EXAMPLES, SCORE_EXAMPLES, CALIBRATE_EXAMPLES, DIAGNOSE_EXAMPLES)
     lines += [line.strip() for line in "".join(helps).splitlines()]
     return sorted({line for line in lines if re.match(r"(OMP_NUM_THREADS=1 )?(hf-softlabel|accelerate) ", line)})
 
@@ -47,7 +49,15 @@ def test_every_training_command_names_a_recipe_and_options_that_exist(command, m
     parse_recipe(rest[0], rest[1:])
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if " train " not in c])
+@pytest.mark.parametrize("command", [c for c in commands() if "hf-softlabel grid " in c])
+def test_every_grid_command_names_a_grid_and_options_that_exist(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    parser, _ = _parser()
+    options, words = parser.parse_known_args(shlex.split(command)[1:])
+    assert read_grid(options.grid, words).cells
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if " train " not in c and "hf-softlabel grid " not in c])
 def test_every_other_command_has_options_that_exist(command):
     parser, _ = _parser()
     assert parser.parse_args(shlex.split(command)[1:]).command == shlex.split(command)[1]

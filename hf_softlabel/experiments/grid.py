@@ -287,8 +287,8 @@ def _check(path: Path, cells: Sequence[Cell]) -> None:
         for key, value in cell.options.items():
             if value in (None, []) and parsed[key] not in (None, []):
                 raise VotesError(
-                    f"{path}, cell {cell.name}: {key} is {parsed[key]!r} in {cell.recipe}, and a grid cannot "
-                    f"take it away. Leave it out of the recipe."
+                    f"{path}, cell {cell.name}: {key} is {parsed[key]!r} in {cell.recipe} or by default, and a grid "
+                    "cannot set it to nothing. Leave it out of the recipe, or give it a value here."
                 )
         same = json.dumps([str(cell.recipe.resolve()), parsed], sort_keys=True, default=str)
         for mark, what in ((same, "the same run as"), (f"name {cell.name}", "named like")):
