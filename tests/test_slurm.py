@@ -196,6 +196,8 @@ def test_interrupting_the_wait_leaves_the_jobs(tmp_path, clients):
         ("timeout_min", "KEY=VALUE"),
         ("timeout_min=soon", "timeout_min"),
         ("slurm_time=1-00:00:00", "timeout_min=MINUTES"),
+        ("nodes=2", "one task on one node"),
+        ("slurm_additional_parameters=hold", "as a JSON object"),
         ("slurm_color=red", "Unknown argument 'color'"),
         ("slurm_partition=moon", "sbatch refused the jobs: .*invalid partition"),
     ],

@@ -94,8 +94,9 @@ class SlurmRun:
                 )
         # How often a cell may be requeued is for CellJob to say: as long as it gets further.
         executor = submitit.AutoExecutor(self._folder(), cluster="slurm", slurm_max_num_timeout=10**6)
+        parameters = self._with_defaults()
         try:
-            executor.update_parameters(**self._with_defaults())
+            executor.update_parameters(**parameters)
         except (NameError, AssertionError, TypeError, ValueError) as error:
             raise VotesError(f"--slurm: {error}") from None
         return executor
@@ -105,13 +106,23 @@ class SlurmRun:
         for key in ("slurm_time", "time"):
             if key in given:
                 raise VotesError(f"--slurm {key}={given[key]}: write timeout_min=MINUTES.")
-        # Clusters may be set not to requeue jobs.
-        additional = {"requeue": True, **given.pop("slurm_additional_parameters", {})}
+        for key in ("nodes", "tasks_per_node", "slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node"):
+            if given.get(key, 1) != 1:
+                raise VotesError(
+                    f"--slurm {key}={given[key]}: a cell is one task on one node. For several processes ask for "
+                    "gpus_per_node or cpus_per_task and give a --launcher."
+                )
+        additional = given.pop("slurm_additional_parameters", {})
+        if not isinstance(additional, dict):
+            raise VotesError(
+                f"--slurm slurm_additional_parameters={additional}: write a JSON object of sbatch options."
+            )
         return {
             "name": self.grid.name,
             "timeout_min": DEFAULT_MINUTES,
             "stderr_to_stdout": True,
-            "slurm_additional_parameters": additional,
+            # Clusters may be set not to requeue jobs.
+            "slurm_additional_parameters": {"requeue": True, **additional},
             **given,
         }
 
