@@ -89,7 +89,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     )
     grid.add_argument("--dry_run", "--dry-run", action="store_true", help="list the cells and what they would cost")
     grid.add_argument("--executor", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
-    grid.add_argument("--slurm", nargs="+", default=[], metavar="KEY=VALUE", help="for submitit: timeout_min=60 ...")
+    grid.add_argument("--slurm", nargs="+", default=[], metavar="KEY=VALUE", help="slurm: what a job asks for")
     grid.add_argument("--no_wait", action="store_true", help="slurm: submit the jobs and return")
     score = commands.add_parser(
         "score",

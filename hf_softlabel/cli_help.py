@@ -52,10 +52,15 @@ GRID_EXAMPLES = """GRID.yaml holds
 where axes may also be a list of such mappings (the cells of all of them), and have a list of recipes under `recipe`.
 Every key of a recipe can be given as an option, which wins over all but the axes.
 
+With --executor slurm the cells are jobs of one array, submitted through submitit; --jobs is how many run at once. A cell
+that nears its time limit, or is preempted, is requeued and goes on from its checkpoint. --slurm takes timeout_min
+(default: 240), cpus_per_task, gpus_per_node, mem_gb, and sbatch's own options as slurm_partition, slurm_account, ...
+
 examples:
   hf-softlabel grid recipes/synthetic/grid.yaml --dry_run
   hf-softlabel grid recipes/synthetic/grid.yaml --jobs 2 --num_train_epochs 3
   hf-softlabel grid recipes/synthetic/grid.yaml --launcher "accelerate launch --num_processes 4"
+  hf-softlabel grid recipes/synthetic/grid.yaml --executor slurm --slurm timeout_min=60 slurm_partition=gpu
 """
 TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
 
