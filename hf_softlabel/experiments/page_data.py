@@ -88,7 +88,7 @@ class Browser(NamedTuple):
 
 def section_browser(section: Section, methods: dict[str, dict[str, Any]]) -> Browser:
     names = method_names(section)
-    examples = sorted(section.examples, key=lambda example: -example.entropy)
+    examples = sorted(section.examples, key=lambda example: -_entropy(example))
     kls = {name: _kls(examples, name) for name in names}
     head = _json({"classes": list(section.class_names), "methods": [methods[name] for name in names]})
     return Browser(
@@ -108,6 +108,11 @@ def _kls(examples: Sequence[Example], method: str) -> list[float | str | None]:
     return found
 
 
+def _entropy(example: Example) -> float:
+    # Rounded before anything is ordered by it: the last bits of equal votes in another order of classes differ.
+    return round(min(max(float(example.entropy), 0), 1), DIGITS + 2)
+
+
 def _example(example: Example, names: Sequence[str], kls: list[float | str | None]) -> dict[str, Any]:
     human = np.asarray(example.human, float)
     predictions = [example.predictions.get(name) for name in names]
@@ -116,7 +121,7 @@ def _example(example: Example, names: Sequence[str], kls: list[float | str | Non
         "text": example.text,
         "image": None if example.image is None else _image_address(example.image),
         "votes": example.votes,
-        "entropy": round(min(max(float(example.entropy), 0), 1), DIGITS + 2),
+        "entropy": _entropy(example),
         # Every class of a tie, as no order of the classes should decide.
         "majority": np.flatnonzero(np.isclose(human, human.max(), rtol=0, atol=1e-9)).tolist(),
         "people": _rounded(human),

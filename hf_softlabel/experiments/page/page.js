@@ -4,7 +4,7 @@
 function sortTable(table, column) {
   const headers = [...table.tHead.rows[0].cells];
   const header = headers[column];
-  const next = { none: "ascending", ascending: "descending", descending: "none" }[header.ariaSort || "none"];
+  const next = { none: "ascending", ascending: "descending", descending: "none" }[header.getAttribute("aria-sort")];
   for (const other of headers) if (other.hasAttribute("aria-sort")) other.setAttribute("aria-sort", "none");
   header.setAttribute("aria-sort", next);
   const body = table.tBodies[0];
