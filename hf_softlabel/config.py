@@ -306,7 +306,7 @@ def parse_recipe(
 
 
 def recipe_name(path: str | Path | None) -> str:
-    """`recipes/cifar10h/small/soft.yaml` -> `cifar10h-small-soft`, `my/own.yaml` -> `my-own`, `mine.yaml` -> `mine`."""
+    """`recipes/cifar10h/small/soft.yaml` -> `cifar10h-small-soft`, `my/own.yaml` -> `my-own`, `own.yaml` -> `own`."""
     if path is None:
         return "run"
     path = Path(path).resolve()

@@ -162,8 +162,8 @@ def write_report(report: Report, output_dir: str | Path, progress: bool = False)
 
     An earlier report in the folder is replaced; a folder with anything else in it is refused.
     """
+    check_output(output_dir)
     out = Path(output_dir)
-    check_output(out)
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     (part / "tables").mkdir(parents=True)
@@ -187,8 +187,9 @@ def write_report(report: Report, output_dir: str | Path, progress: bool = False)
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 
-def check_output(out: Path) -> None:
+def check_output(output_dir: str | Path) -> None:
     """Refuse a place that is not free for a report."""
+    out = Path(output_dir)
     if out.exists() and not out.is_dir():
         raise VotesError(f"{out} is a file: choose another --output_dir.")
     if out.exists() and any(out.iterdir()) and not (out / MARK).exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +148,7 @@ def find_runs(folder: str | Path) -> Found:
     if not folder.is_dir():
         raise VotesError(f"There is no folder {folder}.")
     runs: dict[Any, Run] = {}
-    by_place: dict[Path, Run] = {}
+    by_place: dict[Path, Any] = {}
     unfinished: dict[Path, Missing] = {}
     copies: list[tuple[Path, Path]] = []
     compared: list[dict[str, Any]] = []
@@ -162,15 +162,20 @@ def find_runs(folder: str | Path) -> Found:
         if isinstance(run, Missing):
             unfinished[place] = run
         elif run is not None:
-            by_place[place] = runs.setdefault(_identity(run), run)
-            if by_place[place] is not run:
-                copies.append((run.path, by_place[place].path))
+            key = by_place[place] = _identity(run)
+            first = runs.setdefault(key, run)
+            if first is not run:
+                copies.append((run.path, first.path))
+                # The same run in another grid may have been measured there.
+                runs[key] = replace(first, diagnostics={**run.diagnostics, **first.diagnostics})
     for place, grid in cells.items():
         if place not in by_place and place not in unfinished:
             unfinished[place] = Missing(folder / os.path.relpath(place, folder.resolve()), grid, "not started")
     ordered = sorted(runs.values(), key=lambda run: (run.setting, run.method, run.votes_per_example or 0, run.seed))
     missing = sorted(unfinished.values(), key=lambda one: one.path)
-    return Found(folder, ordered, missing, copies, _pairs(compared, by_place))
+    return Found(
+        folder, ordered, missing, copies, _pairs(compared, {place: runs[key] for place, key in by_place.items()})
+    )
 
 
 def _candidates(folder: Path) -> Iterable[Path]:

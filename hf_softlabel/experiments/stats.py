@@ -11,7 +11,7 @@ from scipy.stats import norm, wilcoxon
 
 ALPHA = 0.05
 POWER = 0.8
-# scipy gives the exact distribution up to these many pairs, without and with ties or zeros among the differences.
+# scipy gives the exact distribution up to so many differences, without and with ties among them.
 EXACT_WITHOUT_TIES, EXACT_WITH_TIES = 50, 13
 
 
@@ -51,7 +51,7 @@ def paired_test(differences: Sequence[float]) -> PairedTest:
     sd = float(d.std(ddof=1)) if len(d) > 1 else math.nan
     if not len(changed):
         return PairedTest(len(d), mean, sd, 1.0, 1.0, 1.0, True, agree)
-    ties = len(changed) < len(d) or len(np.unique(np.abs(changed))) < len(changed)
+    ties = len(np.unique(np.abs(changed))) < len(changed)
     p = {side: float(wilcoxon(changed, alternative=side).pvalue) for side in ("less", "greater", "two-sided")}
     exact = len(changed) <= (EXACT_WITH_TIES if ties else EXACT_WITHOUT_TIES)
     return PairedTest(len(d), mean, sd, p["less"], p["greater"], p["two-sided"], exact, agree)
