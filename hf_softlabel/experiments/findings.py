@@ -12,6 +12,16 @@ from .tables import Column, Entry, Table, number, p_value, shown_holm, shown_p, 
 SUMMARISED = ("sweep", "main", "family", "resampling", "hessian")
 
 
+def headline(setting: Setting, tables: Sequence[Table]) -> list[str]:
+    """A few sentences for the summary: the first column of the tables that answer the papers' main questions."""
+    by_key = {table.key: table for table in tables}
+    sentences = [_best(by_key["main"])] if "main" in by_key else []
+    for key in ("sweep", "main", "hessian"):
+        if key in by_key:
+            sentences += compared(by_key[key], None if key == "sweep" else 0)
+    return [sentence for sentence in sentences if sentence] or section_findings(setting, tables)[:1]
+
+
 def section_findings(setting: Setting, tables: Sequence[Table]) -> list[str]:
     """What the tables of a setting show, and what they cannot."""
     by_key = {table.key: table for table in tables}
@@ -20,7 +30,7 @@ def section_findings(setting: Setting, tables: Sequence[Table]) -> list[str]:
         if key in by_key:
             sentences += compared(by_key[key])
     if not any(table.tests for table in tables):
-        seeds = sorted({run.seed for run in setting.runs})
+        seeds = {run.seed for run in setting.runs}
         sentences.append(
             f"No test was made: {len(seeds)} seed{'s' * (len(seeds) != 1)} and the methods at hand leave no paired "
             "comparison. Means are descriptive."
@@ -36,17 +46,20 @@ def _best(table: Table) -> str:
         return ""
     chosen = (min if column.lower else max)(means, key=lambda row: means[row].mean)
     what = column.title if table.key != "sweep" else f"soft NLL at {column.title}"
-    return (
-        f"{chosen} has the {'lowest' if column.lower else 'highest'} mean {what}: {value_text(means[chosen], column)}."
-    )
+    most = "lowest" if column.lower else "highest"
+    return f"The {most} mean {what} is that of {chosen}: {value_text(means[chosen], column)}."
 
 
-def compared(table: Table) -> list[str]:
-    """A sentence for each column and direction on the rows that pass Holm, and one on the rest."""
+def compared(table: Table, only: int | None = None) -> list[str]:
+    """A sentence for each column and direction on the rows that pass Holm, and one on the rest.
+
+    Args:
+        only: the tests of this column only.
+    """
     tests = [
         (table.rows[i], table.columns[j], entry)
         for (i, j), entry in sorted(table.entries.items())
-        if entry.test is not None
+        if entry.test is not None and only in (None, j)
     ]
     if not tests:
         return []
@@ -59,11 +72,11 @@ def compared(table: Table) -> list[str]:
     sentences = [_claim(table, column, lower, rows) for (column, lower), rows in claims.items()]
     rest = len(tests) - len(passed)
     if rest:
-        which = "The other comparison" if rest == 1 else f"The other {rest} comparisons"
+        which = "the other comparison with" if rest == 1 else f"the other {rest} comparisons with"
         verb = "shows" if rest == 1 else "show"
         sentences.append(
-            f"{table.title}: {which[0].lower()}{which[1:]} with {table.reference} {verb} no significant difference, "
-            "which does not show that there is none."
+            f"{table.title}: {which} {table.reference} {verb} no significant difference, which does not show that "
+            "there is none."
         )
     return sentences
 
@@ -71,16 +84,16 @@ def compared(table: Table) -> list[str]:
 def _claim(table: Table, column: Column, lower: bool, rows: Sequence[tuple[str, Entry]]) -> str:
     one_sided = table.one_sided and rows[0][1].p_better is not None
     what = f"soft NLL at {column.title}" if table.key == "sweep" else column.title
-    parts = [
-        f"{row} (by {number(abs(entry.test.mean), column.digits)}, {entry.test.agree} of {entry.test.n} seeds)"
-        for row, entry in rows
-    ]
+    names = [row for row, _ in rows]
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    sizes = sorted({number(abs(entry.test.mean), column.digits) for _, entry in rows}, key=float)
+    by = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     worst = max(rows, key=lambda row: shown_holm(table, row[1]))[1]
     at_most = "at most " if len(rows) > 1 else ""
     return (
-        f"{table.title}: {what} is {'lower' if lower else 'higher'} than that of {table.reference} with "
-        f"{', '.join(parts)}; {'one' if one_sided else 'two'}-sided p {at_most}{p_value(shown_p(table, worst))}, "
-        f"Holm {at_most}{p_value(shown_holm(table, worst))}."
+        f"{table.title}: {what} is {'lower' if lower else 'higher'} than that of {table.reference} with {listed}, by "
+        f"{by} on average ({'one' if one_sided else 'two'}-sided p {at_most}{p_value(shown_p(table, worst))}, "
+        f"Holm {at_most}{p_value(shown_holm(table, worst))}; {worst.test.n} paired seeds)."
     )
 
 
@@ -90,7 +103,10 @@ def _nothing(table: Table, tests: Sequence[tuple[str, Column, Entry]]) -> str:
         size = max(sum(column == other for _, other, _ in tests) for _, column, _ in tests)
     needed = seeds_to_reach(size, not table.one_sided)
     agree = sum(entry.test.agree == entry.test.n for _, _, entry in tests)
-    sentence = f"{table.title}: no comparison with {table.reference} passes Holm"
+    on = ""
+    if len({column for _, column, _ in tests}) == 1 and len(table.columns) > 1:
+        on = f" {'at' if table.key == 'sweep' else 'on'} {tests[0][1].title}"
+    sentence = f"{table.title}: no comparison with {table.reference}{on} passes Holm"
     if pairs < needed:
         return (
             f"{sentence}, and with {pairs} paired seeds none could: a family of {size} "

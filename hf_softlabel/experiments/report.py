@@ -21,7 +21,7 @@ from ..metrics import entropy
 from ..metrics.arrays import human, model
 from ..metrics.summary import NAMES
 from .content import Example, Picture, Report, Section
-from .findings import compared, section_findings
+from .findings import compared, headline, section_findings
 from .page import write_page
 from .pictures import report_pictures, setting_pictures
 from .published import BASINS, BASINS_SCALE
@@ -44,7 +44,7 @@ def build_report(folder: str | Path, title: str | None = None, progress: bool = 
             f"There is no finished run below {folder}.{cut_off} `hf-softlabel train` or `grid` makes some."
         )
     settings, notes = settings_of(found.runs, found.pairs)
-    keys = _keys([setting.name for setting in settings])
+    keys = _keys(_short_names(settings))
     sections = [
         _section(setting, key)
         for setting, key in tqdm(
@@ -56,7 +56,7 @@ def build_report(folder: str | Path, title: str | None = None, progress: bool = 
     return Report(
         title or f"Learning from votes: {name}",
         Path(folder),
-        _summary(sections, table),
+        _summary(list(zip(settings, sections, strict=True)), _short_names(settings), table),
         [] if table is None else [table],
         report_pictures(settings),
         sections,
@@ -65,6 +65,12 @@ def build_report(folder: str | Path, title: str | None = None, progress: bool = 
         found.copies,
         notes,
     )
+
+
+def _short_names(settings: Sequence[Setting]) -> list[str]:
+    """Data and model, as `cifar10h, resnet18`; the whole name where that would be another's too."""
+    short = [", ".join(setting.name.split(", ")[:2]) for setting in settings]
+    return [name if short.count(name) == 1 else s.name for name, s in zip(short, settings, strict=True)]
 
 
 def _keys(names: Sequence[str]) -> list[str]:
@@ -102,12 +108,12 @@ def _scale(setting: Setting) -> str:
     return f"{ours} {BASINS}: {BASINS_SCALE}." if setting.has_paper else ours
 
 
-def _summary(sections: Sequence[Section], table: Table | None) -> list[str]:
-    """The findings of all settings, each with the setting that it is of where there are several."""
+def _summary(sections: Sequence[tuple[Setting, Section]], keys: Sequence[str], table: Table | None) -> list[str]:
+    """The headlines of all settings, each with the setting that it is of where there are several."""
     lines = []
-    for section in sections:
-        prefix = f"{section.title}: " if len(sections) > 1 else ""
-        lines += [prefix + finding for finding in section.findings]
+    for (setting, section), key in zip(sections, keys, strict=True):
+        prefix = f"{key}: " if len(sections) > 1 else ""
+        lines += [prefix + finding for finding in headline(setting, section.tables)]
     return lines + ([] if table is None else compared(table))
 
 

@@ -68,6 +68,7 @@ class Table:
     """Rows and columns of entries.
 
     Args:
+        entries: by (row, column); a place that has none is not meant to be filled.
         key: the name of its files.
         caption: what the cells are.
         source: the table or figure of a paper that it repeats, if any.
@@ -103,11 +104,10 @@ class Table:
 
     def missing(self) -> list[str]:
         """The cells that were not run, as `row / column`; a row or column that is wholly missing by its name."""
-        blank = {
-            (i, j) for i in range(len(self.rows)) for j in range(len(self.columns)) if not self.entry(i, j).values
-        }
-        rows = [i for i in range(len(self.rows)) if all((i, j) in blank for j in range(len(self.columns)))]
-        columns = [j for j in range(len(self.columns)) if all((i, j) in blank for i in range(len(self.rows)))]
+        blank = {place for place, entry in self.entries.items() if not entry.values}
+        filled = self.entries.keys() - blank
+        rows = sorted({i for i, _ in blank} - {i for i, _ in filled})
+        columns = sorted({j for _, j in blank} - {j for _, j in filled})
         cells = [
             f"{self.rows[i]} / {self.columns[j].title}" for i, j in sorted(blank) if i not in rows and j not in columns
         ]
