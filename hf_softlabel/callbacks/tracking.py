@@ -13,13 +13,16 @@ import json
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
+from transformers import TrainerCallback
 from transformers.integrations import TrackioCallback, WandbCallback, is_trackio_available
+from transformers.integrations.integration_utils import rewrite_logs
 
 from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
@@ -182,6 +185,21 @@ def _cells(image: Any, column: list) -> list:
     return [image(cell) if isinstance(cell, Image.Image) else cell for cell in column]
 
 
+class _ResumedCurves(TrainerCallback):
+    """Sends again what W&B may not have got of a run that was killed: its client dies with what it had not sent."""
+
+    def __init__(self, run: Any):
+        self.run = run
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        known = self.run.summary.get("train/global_step", -1)
+        for entry in state.log_history:
+            # A step has several entries, of which the last may be missing.
+            if entry["step"] >= known:
+                logs = rewrite_logs({key: value for key, value in entry.items() if key != "step"})
+                self.run.log({**logs, "train/global_step": entry["step"]})
+
+
 class WandbTracker:
     """A run of W&B, online where there is a login and a server, else offline."""
 
@@ -201,6 +219,9 @@ class WandbTracker:
         # A sweep's agent says the id itself.
         identity = os.environ.get("WANDB_RUN_ID") or run_id(self.folder)
         settings = {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": FINISH_SECONDS}
+        if any("_token" in word for word in sys.argv):
+            # The command line is among the metadata that W&B keeps of a run.
+            settings["x_disable_meta"] = True
         arguments = {
             **self.arguments,
             "group": os.environ.get("WANDB_RUN_GROUP") or self.arguments["group"],
@@ -219,6 +240,8 @@ class WandbTracker:
             # Its service still holds the id.
             wandb.teardown(exit_code=1)
             self.run = wandb.init(**{**arguments, "mode": "offline"})
+        # After W&B's own callback, which says what the curves are drawn over.
+        trainer.add_callback(_ResumedCurves(self.run))
 
     def end_curves(self, trainer: VotesTrainer) -> None:
         # It would log the final predictions as one more point of the curves.
@@ -248,7 +271,7 @@ def logged_in_to_wandb() -> bool:
         return wandb.login(prompt=False, verify=False)
     except wandb.errors.AuthenticationError as error:
         reason = str(error).rstrip(".")
-        raise VotesError(f"The W&B login cannot be used ({reason}): set WANDB_API_KEY, or run `wandb login`.") from None
+        raise VotesError(f"The W&B login cannot be used ({reason}): set WANDB_API_KEY, or `wandb login`.") from None
 
 
 class _GroupedTrackio(TrackioCallback):

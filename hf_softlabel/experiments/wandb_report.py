@@ -151,7 +151,7 @@ def _report(
         of_these = {
             "entity": entity,
             "project": project,
-            "filters": [expr.Metric("ID").isin([ids[run.path] for run in group])],
+            "filters": expr.And(expr.Metric("ID").isin([ids[run.path] for run in group])),
         }
         grouped = wr.Runset(**of_these, name="by method", groupby=["config.method"])
         single = wr.Runset(**of_these, name="single runs")

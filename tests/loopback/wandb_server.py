@@ -128,6 +128,8 @@ class WandbServer:
         self.operations: list[str] = []
         self.refused: list[str] = []
         self.keys_seen: set[str] = set()
+        # A server that is gone: from now on, or once a client has opened its run.
+        self.down = self.down_after_start = False
         self._lock = threading.Lock()
 
     def files(self, run: str) -> dict[str, Path]:
@@ -167,6 +169,7 @@ class WandbServer:
             run.summary |= json.loads(v["summaryMetrics"])
         run.attributes |= {key: v[key] for key in ("displayName", "groupName", "jobType", "tags") if v.get(key)}
         run.state = "running"
+        self.down |= self.down_after_start
         return {"upsertBucket": {"bucket": run.node(), "inserted": new}}
 
     def RunStoppedStatus(self, v: dict) -> dict:
@@ -233,6 +236,11 @@ class WandbServer:
         rows = [json.dumps(row) for row in run.history if v["minStep"] <= row["_step"] < v["maxStep"]]
         return {"project": {**_project(run.project), "run": {**run.node(), "history": rows[: v["pageSize"]]}}}
 
+    def SampledHistoryPage(self, v: dict) -> dict:
+        run, keys = self.runs[v["run"]], json.loads(v["spec"])["keys"]
+        rows = [{key: row[key] for key in keys} for row in run.history if all(key in row for key in keys)]
+        return {"project": {"run": {**run.node(), "sampledHistory": [rows]}}}
+
     def RunParquetHistory(self, v: dict) -> dict:
         return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": []}}}}
 
@@ -255,6 +263,8 @@ class WandbServer:
     # HTTP.
 
     async def graphql(self, request: Request) -> Response:
+        if self.down:
+            return Response(status_code=503)
         kind, _, code = request.headers.get("authorization", "").partition(" ")
         key = base64.b64decode(code).decode().partition(":")[2] if kind == "Basic" else code
         self.keys_seen.add(key)
@@ -272,6 +282,8 @@ class WandbServer:
             return JSONResponse({"data": getattr(self, name)(variables)})
 
     async def file_stream(self, request: Request) -> Response:
+        if self.down:
+            return Response(status_code=503)
         body = json.loads(await _body(request))
         with self._lock:
             run = self.runs[request.path_params["run"]]
