@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -77,6 +78,8 @@ def running(words: list[str], **environment: str) -> Iterator[subprocess.Popen]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # Ignored where tests run in the background, and then inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process
@@ -90,7 +93,7 @@ def scancel(*words: str) -> None:
     subprocess.run(["scancel", *words], check=True)
 
 
-def test_cells_are_requeued_with_their_checkpoints_and_failures_are_told(tmp_path, clients, capsys):
+def test_cells_are_requeued_with_their_checkpoints_and_failures_are_told(tmp_path, clients):
     axes = [
         {"delivery": ["sls"], "seed": [0, 1]},
         {"subset": ["sounds"]},  # there is no such data, which is found when the cell runs
@@ -137,10 +140,15 @@ def test_cells_are_requeued_with_their_checkpoints_and_failures_are_told(tmp_pat
         ]
         assert digests[0] == digests[1]
 
-    capsys.readouterr()
-    assert main([*words, HOLD, "--no_wait"]) == 0
-    assert "submitted 2 of 4 cells" in capsys.readouterr().out
-    assert jobs_of(runs)["sls-seed0"] == jobs["sls-seed0"]
+    # What is done is not submitted again, and what failed before is not what happens now.
+    with running([*words, HOLD]) as process:
+        wait_for(lambda: jobs_of(runs) != jobs, process)
+        again = jobs_of(runs)
+        scancel(again["soft"].split("_")[0])
+        output = process.communicate()[0]
+    assert {name for name in jobs if again[name] != jobs[name]} == {"subsetsounds", "soft"}
+    assert "submitted 2 of 4 cells" in output and process.returncode == 1
+    assert len(re.findall(r"failed    \w+: has no DONE, and its job \d+_[01] (has left|ended as CANC)", output)) == 2
 
 
 def test_cells_in_the_queue_are_not_submitted_again(tmp_path, clients, capsys):
@@ -167,26 +175,23 @@ def test_cells_in_the_queue_are_not_submitted_again(tmp_path, clients, capsys):
     assert job_states()[second["seed1"]] == "PENDING"
 
 
-def test_two_calls_at_once_submit_each_cell_once(tmp_path, clients):
-    path = write_grid_file(tmp_path, {"seed": [0, 1]})
-    words = ["grid", str(path), "--executor", "slurm", "--no_wait", "--slurm", HOLD]
+def test_two_calls_at_once_submit_each_cell_once_and_end_without_the_jobs(tmp_path, clients):
+    path, runs = write_grid_file(tmp_path, {"seed": [0, 1]}), tmp_path / "runs"
+    words = ["grid", str(path), "--executor", "slurm", "--slurm", HOLD]
     before = job_states()
     with running(words) as one, running(words) as other:
-        outputs = [process.communicate()[0] for process in (one, other)]
+        outputs = []
+        for process in (one, other):
+            lines = [process.stdout.readline()]
+            while lines[-1] and "2 cells, in" not in lines[-1]:
+                lines.append(process.stdout.readline())
+            process.send_signal(signal.SIGINT)
+            outputs.append("".join(lines) + process.communicate()[0])
+    assert one.returncode == other.returncode == 130
     assert sorted("nothing to submit" in output for output in outputs) == [False, True], outputs
     assert len(job_states()) == len(before) + 2
-
-
-def test_interrupting_the_wait_leaves_the_jobs(tmp_path, clients):
-    path, runs = write_grid_file(tmp_path, {"seed": [0, 1]}), tmp_path / "runs"
-    with running(["grid", str(path), "--executor", "slurm", "--slurm", HOLD]) as process:
-        wait_for(lambda: jobs_of(runs), process)
-        assert "submitted" in process.stdout.readline() and "2 cells" in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        output = process.communicate()[0]
-    assert process.returncode == 130
     array = jobs_of(runs)["seed0"].split("_")[0]
-    assert f"`scancel {array}` ends them" in output
+    assert all(f"`scancel {array}` ends them" in output for output in outputs)
     assert [job_states()[job] for job in jobs_of(runs).values()] == ["PENDING"] * 2
 
 
@@ -197,7 +202,7 @@ def test_interrupting_the_wait_leaves_the_jobs(tmp_path, clients):
         ("timeout_min=soon", "timeout_min"),
         ("slurm_time=1-00:00:00", "timeout_min=MINUTES"),
         ("nodes=2", "one task on one node"),
-        ("slurm_additional_parameters=hold", "as a JSON object"),
+        ("slurm_additional_parameters=hold", "JSON object"),
         ("slurm_color=red", "Unknown argument 'color'"),
         ("slurm_partition=moon", "sbatch refused the jobs: .*invalid partition"),
     ],
@@ -279,11 +284,10 @@ def test_a_job_is_requeued_as_long_as_it_reaches_checkpoints(tmp_path):
 
 
 def test_a_job_that_is_told_to_end_waits_for_what_slurm_decides(tmp_path):
-    program = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); from test_slurm import cell_job; "
-        "cell_job(Path(sys.argv[2]), 'echo >> \"$COUNT\"; exec sleep 60')()"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path)]) as process:
+    job = cell_job(tmp_path, 'echo >> "$COUNT"; exec sleep 60')
+    (tmp_path / "job").write_bytes(pickle.dumps(job))
+    program = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))()"
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "job")]) as process:
         try:
             wait_for(lambda: (tmp_path / "count").exists())
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -56,6 +56,7 @@ class SlurmRun:
     launcher: Sequence[str] = ()
     retries: int = 2
     jobs: dict[str, str] = field(default_factory=dict)  # of the cells that this call waits for
+    found: set[str] = field(default_factory=set)  # those among them whose jobs an earlier call submitted
     failed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -137,6 +138,7 @@ class SlurmRun:
             raise VotesError("squeue did not answer, so it cannot be known which cells have jobs. Try again later.")
         live = {name for name, job in known.items() if states.get(job, "COMPLETED") not in ENDED}
         new = [cell for cell in unfinished if cell.name not in live]
+        self.found = {cell.name for cell in unfinished} & live
         if new:
             try:
                 # It prints what it raises.
@@ -151,8 +153,8 @@ class SlurmRun:
         else:
             print(f"{self.grid.name}: nothing to submit", flush=True)
         self.jobs = {cell.name: known[cell.name] for cell in unfinished}
-        if len(self.jobs) > len(new):
-            ids = " ".join(job for name, job in self.jobs.items() if name in live)
+        if self.found:
+            ids = " ".join(job for name, job in self.jobs.items() if name in self.found)
             print(f"{self.grid.name}: queued or running already: {ids}", flush=True)
 
     def _cell_job(self, cell: Cell) -> CellJob:
@@ -209,8 +211,10 @@ class SlurmRun:
                 found[name] = "finished"
             elif state not in ENDED:
                 gone.discard(name)
-                if state != "UNKNOWN":
-                    found[name] = "waiting" if state in WAITING else "running"
+                if state in WAITING:
+                    found[name] = "waiting"
+                elif state != "UNKNOWN":
+                    found[name] = "found" if name in self.found else "running"
             elif name in gone:
                 found[name] = "failed"
                 self.failed[name] = self._reason(cell, queue.get(self.jobs[name]))
@@ -221,7 +225,7 @@ class SlurmRun:
     def _reason(self, cell: Cell, state: str | None) -> str:
         job = self.jobs[cell.name]
         note = cell_lock.read_note(log_file(self.grid, cell, ".lock"))
-        if "failed" in note:
+        if "failed" in note and note.get("slurm") == job.split("_")[0]:
             return f"failed with exit code {note['failed']} (job {job})"
         ended = f"ended as {state}" if state else "has left the queue"
         return f"has no DONE, and its job {job} {ended} (see {self._folder() / f'{job}_0_log.out'})"

@@ -57,7 +57,8 @@ class CellJob:
         # Processes of a job may live a little longer than the job that was requeued.
         while (lock := cell_lock.take(self.lock)) is None:
             time.sleep(1)
-        cell_lock.write_note(lock, {"slurm": os.environ.get("SLURM_JOB_ID")})
+        note = {"slurm": os.environ.get("SLURM_ARRAY_JOB_ID", os.environ.get("SLURM_JOB_ID"))}
+        cell_lock.write_note(lock, note)
         while True:
             start = self.log.stat().st_size if self.log.exists() else 0
             code = self._train(lock)
@@ -68,7 +69,7 @@ class CellJob:
                 break
             self._say("was killed and goes on")
         if code:
-            cell_lock.write_note(lock, {"failed": code, "time": time.time()})
+            cell_lock.write_note(lock, {**note, "failed": code, "time": time.time()})
             raise RuntimeError(f"training ended with exit code {code}: see {self.log}")
 
     def checkpoint(self) -> Any:
