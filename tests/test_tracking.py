@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wandb
 from loopback.wandb_server import KEY, StoredRun, WandbServer, serve
 
 from hf_softlabel import VotesError
@@ -187,8 +188,7 @@ def test_without_a_login_it_goes_offline_and_says_how_to_sync(tmp_path):
     assert "no W&B login" in said
     (place,) = re.findall(r"To send the offline run to W&B: wandb sync (\S+)", said)
     with serve(tmp_path / "server") as server:
-        wandb = [sys.executable, "-m", "wandb"]
-        finish([*wandb, "sync", place], tmp_path, environment(tmp_path, server))
+        finish([sys.executable, "-m", "wandb", "sync", place], tmp_path, environment(tmp_path, server))
         run = only_run(server)
         assert run.name == read(tmp_path / "run", "tracking.json")["run_id"]
         assert run.attributes["groupName"] == "synthetic-text" and run.values()["delivery"] == "multipass"
@@ -199,6 +199,7 @@ def test_without_a_login_it_goes_offline_and_says_how_to_sync(tmp_path):
         assert isinstance(table["data"][0][table["columns"].index("input")], str)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_in_the_same_wandb_run(tmp_path):
     words = command("soft.yaml", "--report_to", "wandb", "--num_train_epochs", "12", "--train_size", "400")
     with serve(tmp_path / "server") as server:
@@ -227,20 +228,41 @@ def test_a_run_that_was_killed_goes_on_in_the_same_wandb_run(tmp_path):
         assert run.summary["final/soft_nll"] == read(tmp_path / "run", "metrics.json")["soft_nll"]
 
 
-def test_a_server_that_is_not_there_does_not_stop_the_training(tmp_path):
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """Becomes, in this process and an empty folder, a user with this environment."""
+
+    def become(**variables: str) -> None:
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            monkeypatch.delenv(name)
+        for name, value in {"HOME": str(tmp_path), "WANDB_SILENT": "true", **variables}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+        # The client reads the environment once.
+        wandb.teardown()
+
+    yield become
+    wandb.teardown()
+
+
+def train(*options: str) -> int:
+    return main([*command("soft.yaml", *options)[3:]])
+
+
+def test_a_server_that_is_not_there_does_not_stop_the_training(tmp_path, user, caplog):
     # Nothing listens on port 9.
-    env = environment(tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY=KEY, WANDB_INIT_TIMEOUT="2")
-    said = finish(command("soft.yaml", "--report_to", "wandb"), tmp_path, env)
-    assert "W&B cannot be reached" in said and (tmp_path / "run" / "DONE").exists()
-    (place,) = re.findall(r"To send the offline run to W&B: wandb sync (\S+)", said)
+    user(WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY=KEY, WANDB_INIT_TIMEOUT="2")
+    assert train("--report_to", "wandb") == 0
+    assert "W&B cannot be reached" in caplog.text and (tmp_path / "run" / "DONE").exists()
+    (place,) = re.findall(r"To send the offline run to W&B: wandb sync (\S+)", caplog.text)
     assert list(Path(place).glob("*.wandb"))
 
 
-def test_a_server_that_goes_away_does_not_stop_the_training(tmp_path):
+def test_a_server_that_goes_away_does_not_stop_the_training(tmp_path, user):
     with serve(tmp_path / "server") as server:
         server.down_after_start = True
-        env = environment(tmp_path, server, WANDB_FINISH_TIMEOUT="2")
-        finish(command("soft.yaml", "--report_to", "wandb"), tmp_path, env)
+        user(WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY, WANDB_FINISH_TIMEOUT="2")
+        assert train("--report_to", "wandb") == 0
         assert server.down and (tmp_path / "run" / "DONE").exists()
 
 
@@ -259,27 +281,21 @@ def test_two_processes_are_one_run(tmp_path):
         assert len(database.execute("select distinct run_name from metrics").fetchall()) == 1
 
 
-def test_a_key_without_form_is_refused_before_anything_is_written(tmp_path):
-    words = command("soft.yaml", "--report_to", "wandb")
-    env = environment(tmp_path, WANDB_API_KEY="short")
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "hf-softlabel: error: The W&B login cannot be used" in done.stderr
+def test_a_key_without_form_is_refused_before_anything_is_written(tmp_path, user, capsys):
+    user(WANDB_API_KEY="short")
+    assert train("--report_to", "wandb") == 2
+    assert "hf-softlabel: error: The W&B login cannot be used" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_somebody_elses_run_is_used_and_left_open(tmp_path, monkeypatch):
-    import wandb
-
-    run = wandb.init(mode="offline", dir=tmp_path, project="mine", settings=wandb.Settings(silent=True))
-    try:
-        words = ["train", str(RECIPES / "soft.yaml"), *SHORT[:-1], str(tmp_path / "run"), "--report_to", "wandb"]
-        assert main([*words, "--disable_tqdm", "true"]) == 0
-        assert wandb.run is run
-        assert run.config["delivery"] == "soft" and run.config["dataset"] == "synthetic"
-        assert run.summary["final/soft_nll"] == read(tmp_path / "run", "metrics.json")["soft_nll"]
-    finally:
-        run.finish()
-        wandb.teardown()
+def test_somebody_elses_run_is_used_and_left_open(tmp_path, user):
+    user(WANDB_MODE="offline")
+    run = wandb.init(project="mine")
+    assert train("--report_to", "wandb") == 0
+    assert wandb.run is run
+    assert run.config["delivery"] == "soft" and run.config["dataset"] == "synthetic"
+    assert run.summary["final/soft_nll"] == read(tmp_path / "run", "metrics.json")["soft_nll"]
+    run.finish()
     assert not (tmp_path / "run" / "tracking.json").exists()
 
 

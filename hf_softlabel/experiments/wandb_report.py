@@ -94,7 +94,7 @@ def tracked_id(run: Run) -> str:
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))["run_id"]
     # Not of where it lies, which may be another place tomorrow.
-    content = {"config": {**run.config, "output_dir": None}, "metrics": run.metrics}
+    content = {"config": run.config, "metrics": run.metrics}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
