@@ -20,8 +20,9 @@ WIDTH = 7.4
 COLUMNS = 3
 # A panel that stands alone.
 WIDEST = 4.8
-# Series stand beside each other at each place, not on top of each other: over so much of the least gap between places.
-SPREAD = 0.3
+# Series stand beside each other at each place, not on top of each other: over so much of
+# the least gap between places, and of no more than GAP.
+SPREAD, GAP = 0.3, 0.5
 # The same where x is not logarithmic: of the range of x.
 OFFSET = 0.012
 # Characters of small text per inch, so that a title does not reach into the next panel.
@@ -116,7 +117,7 @@ def _logarithmic(ax: Axes, places: np.ndarray, xlabel: str) -> None:
 
 def _shifts(places: np.ndarray, count: int) -> np.ndarray:
     """Factors (count,) that part series on a logarithmic axis."""
-    gap = np.log(places[1:] / places[:-1]).min() if len(places) > 1 else 0.5
+    gap = min([*np.log(places[1:] / places[:-1]), GAP])
     return np.exp(np.linspace(-0.5, 0.5, count) * SPREAD * gap) if count > 1 else np.ones(1)
 
 
