@@ -21,6 +21,8 @@ from .cli_help import (
     EXAMPLES,
     GRID_DESCRIPTION,
     GRID_EXAMPLES,
+    REPORT_DESCRIPTION,
+    REPORT_EXAMPLES,
     SCORE_DESCRIPTION,
     SCORE_EXAMPLES,
     TRAIN_HELP,
@@ -144,10 +146,22 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     diagnose.add_argument("--sources", help="where the votes lie now, if not where they were")
     diagnose.add_argument("--ood_sources", help="folder with the authors' files, for OOD sets such as popquorn")
     diagnose.add_argument("--output_dir", metavar="DIR", help="for numbers and pictures (default: RUN/diagnostics)")
+    report = commands.add_parser(
+        "report",
+        help="tables, figures and a page from run directories",
+        description=REPORT_DESCRIPTION,
+        epilog=REPORT_EXAMPLES,
+        **style,
+    )
+    report.add_argument("runs", metavar="RUNS_DIR", help="a folder with run directories at any depth")
+    report.add_argument("--output_dir", metavar="DIR", help="where the report goes (default: RUNS_DIR/report)")
+    report.add_argument("--title", help="of the page (default: from the folder's name)")
+    report.add_argument("--wandb", metavar="ENTITY/PROJECT", help="make a W&B Report of the runs too")
     return parser, {
         "demo": _demo,
         "train": _train,
         "grid": _grid,
+        "report": _report,
         "score": _score,
         "calibrate": _calibrate,
         "diagnose": _diagnose,
@@ -365,3 +379,27 @@ def _grid(options: argparse.Namespace) -> int:
         return slurm.run(wait=not options.no_wait)
     write_grid(grid)
     return LocalRun(grid, jobs, launcher, options.retries).run()
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .experiments.report import build_report, check_output, write_report
+
+    folder = options.output_dir or os.path.join(options.runs, "report")
+    check_output(folder)
+    if options.wandb:
+        from .experiments.wandb_report import publish_report
+
+        pass
+    report = build_report(options.runs, options.title, progress=True)
+    files = write_report(report, folder, progress=True)
+    for finding in report.findings:
+        _show(f"- {finding}")
+    if report.missing:
+        print(f"{len(report.missing)} runs are missing: they are listed in the report.")
+    print(f"{len(files)} files of {len(report.runs)} runs in {folder}: open {os.path.join(folder, 'report.html')}")
+    if options.wandb:
+        from .experiments.wandb_report import publish_report
+
+        summary = "\n".join(f"- {finding}" for finding in report.findings)
+        print(f"W&B Report: {publish_report(report.runs, options.wandb, report.title, summary)}")
+    return 0

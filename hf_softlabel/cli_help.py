@@ -62,6 +62,16 @@ examples:
   hf-softlabel grid recipes/synthetic/grid.yaml --launcher "accelerate launch --num_processes 4"
   hf-softlabel grid recipes/synthetic/grid.yaml --executor slurm --slurm timeout_min=60 slurm_partition=gpu
 """
+REPORT_DESCRIPTION = """Build a report from run directories alone, at any depth below RUNS_DIR: every table and figure of
+both papers for which there are runs, ours beside the paper's figures, mean and SD over seeds, paired Wilcoxon tests with
+Holm's correction, what this number of seeds can show at all, and a browser of the most ambiguous examples. Writes
+report.html (one file that works without a network), report.md, tables/ (CSV, LaTeX, Markdown), figures/ (PNG, SVG) and
+runs.csv. Cells of a grid that were not run are blank, and listed."""
+REPORT_EXAMPLES = """examples:
+  hf-softlabel report runs/paper-small-main
+  hf-softlabel report runs --output_dir reports/all --title "Deliveries on CIFAR-10H"
+  hf-softlabel report runs --wandb my-team/votes
+"""
 TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
 
 Train the model of a recipe and write a run directory: config.yaml, metrics.json, history.jsonl, predictions.parquet,

@@ -17,6 +17,7 @@ from hf_softlabel.cli_help import (
     DIAGNOSE_EXAMPLES,
     EXAMPLES,
     GRID_EXAMPLES,
+    REPORT_EXAMPLES,
     SCORE_EXAMPLES,
     TRAIN_HELP,
 )
@@ -34,7 +35,15 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
-    helps = (EXAMPLES, TRAIN_HELP, GRID_EXAMPLES, SCORE_EXAMPLES, CALIBRATE_EXAMPLES, DIAGNOSE_EXAMPLES)
+    helps = (
+        EXAMPLES,
+        TRAIN_HELP,
+        GRID_EXAMPLES,
+        REPORT_EXAMPLES,
+        SCORE_EXAMPLES,
+        CALIBRATE_EXAMPLES,
+        DIAGNOSE_EXAMPLES,
+    )
     lines += [line.strip() for line in "".join(helps).splitlines()]
     return sorted({line for line in lines if re.match(r"(OMP_NUM_THREADS=1 )?(hf-softlabel|accelerate) ", line)})
 
@@ -104,9 +113,24 @@ def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
     assert Path("figures/validation_curves.png").exists() and Path("calibration/scaling.json").exists()
 
 
+@pytest.mark.slow
+def test_the_grid_and_the_report_of_the_readme(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    grid, report = next(block for block in blocks("README.md", "bash") if " grid " in block).splitlines()
+    # Two of its six epochs: what is shown is the same.
+    assert main([*shlex.split(grid)[1:], "--num_train_epochs", "2"]) == 0
+    assert len(list(Path("runs/synthetic-grid").glob("*/DONE"))) == 6
+    assert main(shlex.split(report)[1:]) == 0
+    assert "with 2 paired seeds none could" in capsys.readouterr().out
+    page = Path("runs/synthetic-grid/report/report.html").read_text()
+    assert "Majority vote" in page and "data:image/png" in page
+
+
 def test_the_recipe_for_ones_own_votes_trains(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    text, diagnostics = blocks("recipes/README.md", "yaml")
+    text, diagnostics, grid = blocks("recipes/README.md", "yaml")
+    Path("sweep.yaml").write_text(grid)
+    assert len(read_grid("sweep.yaml").cells) == 18
     assert yaml.safe_load(diagnostics).keys() <= set(recipe_keys())
     values = yaml.safe_load(text)
     assert values["model"] == "FacebookAI/roberta-base"  # out of reach here
