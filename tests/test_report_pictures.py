@@ -337,6 +337,15 @@ def test_the_loss_barrier_goes_from_sls_to_soft_labels_however_the_pair_was_give
     assert picture.figure.axes[0].get_xlabel() == "α, from sls to soft"
 
 
+def test_a_loss_barrier_that_is_not_finite_is_said_to_be_so(tmp_path):
+    one, two = (write_run(tmp_path, delivery, 0) for delivery in ("sls", "soft"))
+    losses = {"alphas": [0.0, 0.5, 1.0], "losses": [1.0, None, 2.0], "barrier": None, "reestimated_losses": None}
+    write_pairs(tmp_path, [(one, two, {"barrier": losses})])
+    picture = pictures(tmp_path)["loss-barrier"]
+    np.testing.assert_array_equal(picture.figure.axes[0].lines[0].get_ydata(), [1, np.nan, 2])
+    assert "chord: nan (batch norm interpolated)" in picture.caption
+
+
 def test_predictions_on_an_example_are_averaged_over_the_seeds_that_held_it_out(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path, "soft", seed)

@@ -191,6 +191,15 @@ def test_the_axis_of_curves_is_made_for_what_comes_after_the_first_tenth():
     assert few.get_ylim()[1] >= 9
 
 
+def test_curves_that_are_undefined_or_have_no_epoch_in_common_are_left_empty():
+    undefined = (np.array([1.0, 2]), np.array([np.nan, np.nan]))
+    (ax,) = band_curves({"soft": [undefined]}, "loss").axes
+    assert np.isnan(ax.lines[0].get_ydata()).all() and not len(ax.lines[1].get_xdata())
+    apart = [(np.array([1.0, 2]), np.array([3.0, 1])), (np.array([1.5]), np.array([2.0]))]
+    (ax,) = band_curves({"soft": apart}, "loss").axes
+    assert not len(ax.lines[0].get_xdata()) and ax.lines[1].get_ydata().tolist() == [1, 2]
+
+
 def test_the_line_between_models_is_thin_for_a_seed_and_thick_for_the_mean():
     alphas = np.array([0, 0.5, 1])
     losses = np.array([[1.0, 4, 2], [3.0, 8, 2]])

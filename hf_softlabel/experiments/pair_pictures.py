@@ -112,7 +112,7 @@ def barrier(setting: Setting) -> Picture | None:
         if losses:
             barriers = [line[key.replace("losses", "barrier")] for line, _ in lines if line.get(key) is not None]
             curves[name] = np.array(losses, float)
-            texts.append(f"{np.mean(barriers):.2f} ({name})")
+            texts.append(f"{np.mean(np.array(barriers, float)):.2f} ({name})")
     paper = f" (the paper: {published.BARRIER.mean})" if setting.has_paper else ""
     return Picture(
         "loss-barrier",

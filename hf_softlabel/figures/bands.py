@@ -45,8 +45,9 @@ def band_curves(runs: Mapping[str, Sequence[History]], ylabel: str) -> Figure:
         ax.plot(*np.array(best).reshape(-1, 2).T, **dot, markersize=5, markeredgewidth=0.4, alpha=0.7)
         if np.isfinite(mean).any():
             ax.plot(epochs[np.nanargmin(mean)], np.nanmin(mean), **dot, markersize=10, zorder=3)
-    lowest, highest = ax.get_ylim()
-    ax.set_ylim(top=min(highest, top + 0.05 * (top - lowest)))
+    if np.isfinite(top):
+        lowest, highest = ax.get_ylim()
+        ax.set_ylim(top=min(highest, top + 0.05 * (top - lowest)))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="epoch", ylabel=ylabel)
     handles = [
