@@ -75,10 +75,16 @@ def open_page(browser, tmp_path) -> Iterator:
     assert [url for url in asked if not url.startswith(("data:", *allowed))] == []
 
 
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory) -> Path:
+    made = report(section("images", "Images", CIFAR, examples=IMAGES))
+    return write_page(made, tmp_path_factory.mktemp("pictured") / "report.html")
+
+
 @pytest.fixture
-def viewer(open_page):
+def viewer(open_page, pictured):
     """The example browser of 90 images of ten classes."""
-    page = open_page(report(section("images", "Images", CIFAR, examples=IMAGES)))
+    page = open_page(pictured)
     page.locator(".browser").scroll_into_view_if_needed()
     page.locator(".filters").wait_for()
     return page
@@ -88,7 +94,7 @@ def shown_ids(page) -> list[int]:
     """All examples in the order of the list, which grows while one steps to its end."""
     page.locator(".detail").click(position={"x": 5, "y": 5})
     page.keyboard.press("End")
-    return [int(entry.get_attribute("data-id")) for entry in page.locator(".list button").all()]
+    return page.locator(".list button").evaluate_all("all => all.map((one) => Number(one.dataset.id))")
 
 
 def ordered(kept: list[Example], key) -> list[int]:
