@@ -322,7 +322,7 @@ def _latex(text: str) -> str:
 
 CSV_FIELDS = (
     *("table", "row", "column", "n", "mean", "sd", "seeds", "values", "reference", "pairs", "difference"),
-    *("difference_sd", "agree", "p_better", "p_two_sided", "holm_better", "holm_two_sided", "exact"),
+    *("difference_sd", "agree", "p_better", "p_two_sided", "holm_better", "holm_two_sided"),
     *("paper_mean", "paper_sd", "paper_p"),
 )
 
@@ -348,7 +348,7 @@ def _csv_line(table: Table, row: str, column: Column, entry: Entry) -> dict[str,
         test = entry.test
         line |= {"reference": table.reference, "pairs": test.n, "difference": test.mean, "difference_sd": test.sd}
         line |= {"agree": test.agree, "p_better": entry.p_better, "p_two_sided": test.p_two_sided}
-        line |= {"holm_better": entry.holm_better, "holm_two_sided": entry.holm_two_sided, "exact": test.exact}
+        line |= {"holm_better": entry.holm_better, "holm_two_sided": entry.holm_two_sided}
     if entry.paper is not None:
         line |= {"paper_mean": entry.paper.mean, "paper_sd": entry.paper.sd, "paper_p": entry.paper.p}
     return {
