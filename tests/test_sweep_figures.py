@@ -44,8 +44,7 @@ def every_figure(names: list[str]) -> dict[str, matplotlib.figure.Figure]:
     panels = {f"K = {k}": dict.fromkeys(names[:3], gain) for k in (5, 10, 25, 50)}
     scores = {name: rng.normal(3000, 100, 10).tolist() for name in names}
     seeds = {name: {0: 0.5, 1: 0.6} for name in ("soft", "majority")}
-    data = ("cifar10h, resnet18, width 0.25, 20 epochs", "chaosnli/snli", "popquorn/offensiveness")
-    groups = dict.fromkeys(data, seeds)
+    groups = dict.fromkeys((f"cifar10h, resnet18, width 0.25, {e} epochs" for e in (20, 50, 200)), seeds)
     line = {"batch norm interpolated": rng.normal(size=(3, 11))}
     classes = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     shown = {"annotators": np.full(10, 0.1), "soft": np.full(10, 0.1), "majority": np.eye(10)[0] * 0.9 + 0.01}
