@@ -6,12 +6,11 @@ import argparse
 import json
 import math
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .cli_experiments import add_grid, add_report, run_grid, run_report, show
 from .cli_help import (
     CALIBRATE_DESCRIPTION,
     CALIBRATE_EXAMPLES,
@@ -19,10 +18,6 @@ from .cli_help import (
     DIAGNOSE_DESCRIPTION,
     DIAGNOSE_EXAMPLES,
     EXAMPLES,
-    GRID_DESCRIPTION,
-    GRID_EXAMPLES,
-    REPORT_DESCRIPTION,
-    REPORT_EXAMPLES,
     SCORE_DESCRIPTION,
     SCORE_EXAMPLES,
     TRAIN_HELP,
@@ -74,25 +69,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     demo.add_argument("--output_dir", default="runs/demo", help="where tables and figure go (default: %(default)s)")
     demo.add_argument("--seeds", type=int, default=2, help="runs of each delivery (default: %(default)s)")
     commands.add_parser("train", help="train the model of a recipe", add_help=False)
-    grid = commands.add_parser(
-        "grid",
-        help="run a recipe with every combination of deliveries, seeds and other settings",
-        description=GRID_DESCRIPTION,
-        epilog=GRID_EXAMPLES,
-        usage="hf-softlabel grid GRID.yaml [options] [--KEY VALUE ...]",
-        allow_abbrev=False,
-        **style,
-    )
-    grid.add_argument("grid", metavar="GRID.yaml", help="a base recipe and axes")
-    grid.add_argument("--jobs", type=int, metavar="N", help="cells at once (default: one per GPU, else per core)")
-    grid.add_argument("--launcher", default="", metavar="WORDS", help="what starts a cell: 'accelerate launch ...'")
-    grid.add_argument(
-        "--retries", type=int, default=2, metavar="N", help="start a killed cell again so often (default: %(default)s)"
-    )
-    grid.add_argument("--dry_run", "--dry-run", action="store_true", help="list the cells and what they would cost")
-    grid.add_argument("--executor", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
-    grid.add_argument("--slurm", nargs="+", default=[], metavar="KEY=VALUE", help="slurm: what a job asks for")
-    grid.add_argument("--no_wait", action="store_true", help="slurm: submit the jobs and return")
+    add_grid(commands, style)
     score = commands.add_parser(
         "score",
         help="score predictions of any program against votes",
@@ -146,22 +123,12 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     diagnose.add_argument("--sources", help="where the votes lie now, if not where they were")
     diagnose.add_argument("--ood_sources", help="folder with the authors' files, for OOD sets such as popquorn")
     diagnose.add_argument("--output_dir", metavar="DIR", help="for numbers and pictures (default: RUN/diagnostics)")
-    report = commands.add_parser(
-        "report",
-        help="tables, figures and a page from run directories",
-        description=REPORT_DESCRIPTION,
-        epilog=REPORT_EXAMPLES,
-        **style,
-    )
-    report.add_argument("runs", metavar="RUNS_DIR", help="a folder with run directories at any depth")
-    report.add_argument("--output_dir", metavar="DIR", help="where the report goes (default: RUNS_DIR/report)")
-    report.add_argument("--title", help="of the page (default: from the folder's name)")
-    report.add_argument("--wandb", metavar="ENTITY/PROJECT", help="make a W&B Report of the runs too")
+    add_report(commands, style)
     return parser, {
         "demo": _demo,
         "train": _train,
-        "grid": _grid,
-        "report": _report,
+        "grid": run_grid,
+        "report": run_report,
         "score": _score,
         "calibrate": _calibrate,
         "diagnose": _diagnose,
@@ -216,17 +183,6 @@ def _reading(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _show(text: str) -> None:
-    """Print a text, without its arrows where the terminal or the pipe cannot show them."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        text = text.translate({ord("↓"): "v", ord("↑"): "^"})
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
-    print(text)
-
-
 def _demo(options: argparse.Namespace) -> int:
     from .demo import run_demo
 
@@ -268,7 +224,7 @@ def _score(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_json(scored), indent=1, allow_nan=False))
     else:
-        _show(format_scores(scored))
+        show(format_scores(scored))
     if options.plot:
         files = plot_scores(scored, options.plot)
         print(f"{len(files)} pictures in {options.plot}", file=sys.stderr)
@@ -292,7 +248,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         options.output,
         **_reading(options),
     )
-    _show(text)
+    show(text)
     return 0
 
 
@@ -346,60 +302,4 @@ def _train(options: argparse.Namespace) -> int:
     metrics = run_recipe(*configs, overwrite=overwrite, recipe=recipe_name(words[0]))
     if configs[2].process_index == 0:
         print(summary(metrics, configs[2].output_dir))
-    return 0
-
-
-def _grid(options: argparse.Namespace) -> int:
-    if options.words and not options.words[0].startswith("-"):
-        raise VotesError("The grid comes first, and options after it: hf-softlabel grid GRID.yaml --KEY VALUE")
-    for name, least in (("jobs", 1), ("retries", 0)):
-        if getattr(options, name) is not None and getattr(options, name) < least:
-            raise VotesError(f"--{name} must be at least {least}, not {getattr(options, name)}.")
-    if options.executor == "local" and (options.slurm or options.no_wait):
-        raise VotesError("--slurm and --no_wait are for --executor slurm.")
-    launcher = shlex.split(options.launcher)
-    if launcher and shutil.which(launcher[0]) is None:
-        raise VotesError(f"--launcher: there is no program {launcher[0]!r}.")
-    from .experiments.grid import read_grid, refuse_changed_runs, write_grid
-    from .experiments.launch import LocalRun, default_jobs
-
-    grid = read_grid(options.grid, options.words)
-    refuse_changed_runs(grid)
-    jobs = options.jobs or default_jobs(len(grid.cells), launcher)
-    if options.dry_run:
-        from .experiments.cost import dry_run
-
-        _show(dry_run(grid, jobs, launcher))
-        return 0
-    if options.executor == "slurm":
-        from .experiments.slurm import SlurmRun, parse_parameters
-
-        slurm = SlurmRun(grid, parse_parameters(options.slurm, options.jobs), launcher, options.retries)
-        write_grid(grid)
-        return slurm.run(wait=not options.no_wait)
-    write_grid(grid)
-    return LocalRun(grid, jobs, launcher, options.retries).run()
-
-
-def _report(options: argparse.Namespace) -> int:
-    from .experiments.report import build_report, check_output, write_report
-
-    folder = options.output_dir or os.path.join(options.runs, "report")
-    check_output(folder)
-    if options.wandb:
-        from .experiments.wandb_report import publish_report
-
-        pass
-    report = build_report(options.runs, options.title, progress=True)
-    files = write_report(report, folder, progress=True)
-    for finding in report.findings:
-        _show(f"- {finding}")
-    if report.missing:
-        print(f"{len(report.missing)} runs are missing: they are listed in the report.")
-    print(f"{len(files)} files of {len(report.runs)} runs in {folder}: open {os.path.join(folder, 'report.html')}")
-    if options.wandb:
-        from .experiments.wandb_report import publish_report
-
-        summary = "\n".join(f"- {finding}" for finding in report.findings)
-        print(f"W&B Report: {publish_report(report.runs, options.wandb, report.title, summary)}")
     return 0

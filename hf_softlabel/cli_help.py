@@ -5,6 +5,8 @@ EXAMPLES = """examples:
   hf-softlabel demo
   hf-softlabel train recipes/cifar10h/multipass.yaml --seed 3 --num_train_epochs 5
   accelerate launch --num_processes 4 -m hf_softlabel train recipes/cifar10h/multipass.yaml
+  hf-softlabel grid recipes/synthetic/grid.yaml --jobs 2
+  hf-softlabel report runs/synthetic-grid
   hf-softlabel score --predictions preds.jsonl --votes chaosnli --subset mnli
 """
 SCORE_DESCRIPTION = """Score predictions that any program made against annotators' votes. Beside each score stand its
@@ -52,8 +54,8 @@ GRID_EXAMPLES = """GRID.yaml holds
 where axes may also be a list of such mappings (the cells of all of them), and have a list of recipes under `recipe`.
 Every key of a recipe can be given as an option, which wins over all but the axes.
 
-With --executor slurm the cells are jobs of one array, submitted through submitit; --jobs is how many run at once. A cell
-that nears its time limit, or is preempted, is requeued and goes on from its checkpoint. --slurm takes timeout_min
+With --executor slurm the cells are jobs of one array, submitted through submitit; --jobs is how many run at once. A
+cell that nears its time limit, or is preempted, is requeued and goes on from its checkpoint. --slurm takes timeout_min
 (default: 240), cpus_per_task, gpus_per_node, mem_gb, and sbatch's own options as slurm_partition, slurm_account, ...
 
 examples:
@@ -62,9 +64,9 @@ examples:
   hf-softlabel grid recipes/synthetic/grid.yaml --launcher "accelerate launch --num_processes 4"
   hf-softlabel grid recipes/synthetic/grid.yaml --executor slurm --slurm timeout_min=60 slurm_partition=gpu
 """
-REPORT_DESCRIPTION = """Build a report from run directories alone, at any depth below RUNS_DIR: every table and figure of
-both papers for which there are runs, ours beside the paper's figures, mean and SD over seeds, paired Wilcoxon tests with
-Holm's correction, what this number of seeds can show at all, and a browser of the most ambiguous examples. Writes
+REPORT_DESCRIPTION = """Build a report from run directories alone, at any depth below RUNS_DIR: every table and figure
+of both papers for which there are runs, ours beside the paper's figures, mean and SD over seeds, paired Wilcoxon tests
+with Holm's correction, what this number of seeds can show at all, and a browser of the most ambiguous examples. Writes
 report.html (one file that works without a network), report.md, tables/ (CSV, LaTeX, Markdown), figures/ (PNG, SVG) and
 runs.csv. Cells of a grid that were not run are blank, and listed."""
 REPORT_EXAMPLES = """examples:

@@ -50,7 +50,7 @@ def publish_report(
         summary: the finding in Markdown, which comes first.
         progress: show a bar while runs are sent.
     """
-    entity, project = _names(entity_project)
+    entity, project = check_project(entity_project)
     if not runs:
         raise VotesError("There are no finished runs to report.")
     api = _api()
@@ -66,7 +66,8 @@ def publish_report(
         raise VotesError(f"W&B did not take the report for {entity_project}: {error}") from None
 
 
-def _names(entity_project: str) -> tuple[str, str]:
+def check_project(entity_project: str) -> tuple[str, str]:
+    """Entity and project of `entity/project`."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", entity_project):
         raise VotesError(f"--wandb must be entity/project, for instance my-team/votes, not {entity_project!r}.")
     entity, _, project = entity_project.partition("/")
