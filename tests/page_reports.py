@@ -96,9 +96,8 @@ def picture(key: str, seed: int = 0, width: float = 5, points: int = 12) -> Pict
         axes[0, 0].set_xlabel("epoch")
         axes[0, 0].set_ylabel("soft NLL")
         axes[0, 0].legend()
-    return Picture(
-        key, "Dynamics", "Soft NLL of the eval split after each epoch, mean over seeds.", figure, "Figure 4"
-    )
+    source = "Same Target, Different Basins, Figure 8; Soft-Label Training Preserves Epistemic Uncertainty, Figure 5"
+    return Picture(key, "Dynamics", "Soft NLL of the eval split, mean over seeds.", figure, source)
 
 
 def runs(seeds: int = 5) -> list[Run]:

@@ -34,7 +34,15 @@ from hf_softlabel.data.errors import VotesError
 from hf_softlabel.experiments.content import Example, Picture
 from hf_softlabel.experiments.page import LIMIT, page_html, write_page
 from hf_softlabel.experiments.page_data import figure_pixels
-from hf_softlabel.experiments.tables import comparison_text, paper_text, to_csv, to_latex, to_markdown, value_text
+from hf_softlabel.experiments.tables import (
+    Table,
+    comparison_text,
+    paper_text,
+    to_csv,
+    to_latex,
+    to_markdown,
+    value_text,
+)
 from hf_softlabel.figures.style import LOOKS, new_figure
 
 VOID = {"meta", "link", "img", "input", "br"}
@@ -112,6 +120,20 @@ def test_best_cells_are_bold_and_blank_ones_listed():
     assert f"{means['majority', 'accuracy']:.3f}" == f"{wanted[0]:.3f}"  # a tie, as it is rounded: both are bold
     assert sorted(best) == sorted([*(f"{wanted[i]:.{d}f}" for i, d in ((0, 3), (0, 3), (1, 4), (2, 4)))])
     assert "Not run (1): multipass / accuracy." in [e["text"] for e in page.find("p", "missing")]
+
+
+def test_legends_say_only_what_is_there():
+    def said(made: Table) -> str:
+        page = only("tables", tables=(made,))
+        assert page.find("button")[1]["text"] == made.unit
+        return " ".join(e["text"] for e in page.find("p", "legend"))
+
+    assert "Holm over the tests of this table" in said(table())
+    assert "Holm over the tests of its column" in said(replace(table(), family_by_column=True))
+    untested = replace(table(tests=False), unit="pairs", compares_rows=False)
+    assert said(untested) == "paper: the published figure."
+    plain = {place: replace(entry, paper=None) for place, entry in untested.entries.items()}
+    assert said(replace(untested, entries=plain)) == ""
 
 
 def test_copied_forms_are_embedded_whole(full):

@@ -40,7 +40,7 @@ SCORES = (
 def results_html(table: Table, anchor: str) -> str:
     """A table with everything that is said about it, and buttons that copy it."""
     titles = column_titles(table)
-    heads = [_head(table.row_title, "text"), _head("seeds"), *(_head(title) for title in titles)]
+    heads = [_head(table.row_title, "text"), _head(table.unit), *(_head(title) for title in titles)]
     best = [best_rows(table, j) for j in range(len(table.columns))]
     rows = "\n".join(_row(table, i, best) for i in range(len(table.rows)))
     name = escape(table.title)
@@ -56,7 +56,7 @@ def results_html(table: Table, anchor: str) -> str:
 </tbody>
 </table>
 </div>
-<p class="legend">{_legend(table, any(best))}</p>
+{_legend(table, any(best))}
 {remarks(table.notes)}
 {missing}
 {_copy_html(table)}
@@ -93,20 +93,19 @@ def _cell(value: float | None, text: str, escaped: bool = False) -> str:
 
 
 def _legend(table: Table, has_best: bool) -> str:
-    parts = ["Mean ± SD over seeds."]
+    """What the looks of a cell mean; what its numbers are is said by the caption."""
+    parts = []
     if has_best:
         parts.append("<b>Bold</b>: the best mean of its column.")
     if table.tests:
-        reference = f" {escape(table.reference)}" if table.reference else " the reference"
-        kind = f"one-sided (better than{reference})" if table.one_sided else f"two-sided, against{reference}"
+        family = "of its column" if table.family_by_column else "of this table"
         parts.append(
-            f"p: Wilcoxon's signed-rank test of paired seeds, {kind}. Holm: corrected over the {len(table.tests)} "
-            f"tests of this table, and darker where it passes {ALPHA:g}."
+            f'<b class="test">p</b> of the paired test, corrected by Holm over the tests {family}: '
+            f"dark where it passes {ALPHA:g}."
         )
     if any(entry.paper for entry in table.entries.values()):
-        where = f", {escape(table.source)}" if table.source else ""
-        parts.append(f'<span class="published">paper</span>: the published figure{where}.')
-    return " ".join(parts)
+        parts.append('<b class="published">paper</b>: the published figure.')
+    return f'<p class="legend">{" ".join(parts)}</p>' if parts else ""
 
 
 def _copy_html(table: Table) -> str:
