@@ -187,7 +187,7 @@ recipe: base.yaml
 options: {bf16: false, text_columns: [text], lr_scheduler_kwargs: {a: 1}, learning_rate: 5e-4}
 axes: {votes_per_example: [null, 3], diagnostics: [[], [uncertainty, hessian]], width: [0.5]}
 """
-    grid = grid_of(text, "--max_length", "9", "--augment", "--class_names", "a", "b", "--hub_revision", "007")
+    grid = grid_of(text, "--max_length", "9", "--augment", "--class_names", "a", "b", "--hub_revision", "1e3")
     assert len(grid.cells) == 4
     found = []
     for cell in grid.cells:
@@ -197,7 +197,7 @@ axes: {votes_per_example: [null, 3], diagnostics: [[], [uncertainty, hessian]], 
         assert training.output_dir == str(cell.output_dir) and model.width == 0.5
         assert data.text_columns == ["text"] and data.max_length == 9 and data.class_names == ["a", "b"]
         assert training.lr_scheduler_kwargs == {"a": 1} and training.learning_rate == 5e-4
-        assert training.bf16 is False and training.augment is True and training.hub_revision == "007"
+        assert training.bf16 is False and training.augment is True and training.hub_revision == "1e3"
         found.append((data.votes_per_example, training.diagnostics))
     assert found == [(None, None), (None, ["uncertainty", "hessian"]), (3, None), (3, ["uncertainty", "hessian"])]
 
