@@ -199,33 +199,45 @@ def test_without_a_login_it_goes_offline_and_says_how_to_sync(tmp_path):
         assert isinstance(table["data"][0][table["columns"].index("input")], str)
 
 
+def kill_and_resume(folder: Path, env: dict[str, str]) -> str:
+    """A run of 12 epochs that is killed after the second; returns what it said when it went on."""
+    words = command("soft.yaml", "--report_to", "wandb", "--num_train_epochs", "12", "--train_size", "400")
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(words, cwd=folder, env=env, **silent, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 200
+        while not (folder / "run" / "checkpoint-26").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (folder / "run" / "DONE").exists()
+    said = finish(words, folder, env)
+    assert "Resuming from" in said
+    assert len(lines(folder / "run")) == 12
+    return said
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_in_the_same_wandb_run(tmp_path):
-    words = command("soft.yaml", "--report_to", "wandb", "--num_train_epochs", "12", "--train_size", "400")
     with serve(tmp_path / "server") as server:
-        env = environment(tmp_path, server)
-        process = subprocess.Popen(
-            words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            deadline = time.monotonic() + 200
-            while not (tmp_path / "run" / "checkpoint-26").exists():
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.02)
-        finally:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        before = only_run(server)
-        assert not (tmp_path / "run" / "DONE").exists()
-        said = finish(words, tmp_path, env)
-        assert "Resuming from" in said
+        kill_and_resume(tmp_path, environment(tmp_path, server))
         run = only_run(server)
-        assert run is before and run.state == "finished"
+        assert server.operations.count("RunResumeStatus") == 2 and run.state == "finished"
         assert_same_curves(run, tmp_path / "run")
-        assert len(lines(tmp_path / "run")) == 12
         steps = [row["_step"] for row in run.history]
         assert steps == sorted(set(steps))
         assert run.summary["final/soft_nll"] == read(tmp_path / "run", "metrics.json")["soft_nll"]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_offline_is_whole_in_what_is_to_be_synced(tmp_path):
+    said = kill_and_resume(tmp_path, environment(tmp_path))
+    (places,) = re.findall(r"To send the offline run to W&B: wandb sync (.+)", said)
+    with serve(tmp_path / "server") as server:
+        finish([sys.executable, "-m", "wandb", "sync", *places.split()], tmp_path, environment(tmp_path, server))
+        assert_same_curves(only_run(server), tmp_path / "run")
 
 
 @pytest.fixture

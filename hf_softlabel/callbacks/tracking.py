@@ -255,10 +255,8 @@ class WandbTracker:
             return
         self.run.finish(exit_code=int(failed))
         if self.run.settings.mode == "offline":
-            place = Path(self.run.settings.sync_dir)
-            # A run that was cut off and resumed has left several.
-            parts = sorted(str(part) for part in place.parent.glob(f"offline-run-*-{self.run.id}"))
-            logger.warning("To send the offline run to W&B: wandb sync %s", " ".join(parts))
+            # Alone: W&B cannot read what a killed process has left, and a resumed run has sent its curves again.
+            logger.warning("To send the offline run to W&B: wandb sync %s", self.run.settings.sync_dir)
 
 
 def logged_in_to_wandb() -> bool:
