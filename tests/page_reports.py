@@ -153,7 +153,7 @@ def full_report() -> Report:
         examples=examples(120, 10, images=True),
     )  # fmt: skip
     texts = section(
-        "chaosnli", "ChaosNLI, bert-tiny, 3 epochs", NLI, examples=examples(40, 3), tables=(table("nli", 2),)
+        "chaosnli", "ChaosNLI, bert-tiny, 3 epochs", NLI, examples=examples(40, 3), tables=(table("<nli>", 2),)
     )
     nasty = [
         Example(i, f"{text}\n{text}", None, (0.5, 0.5), None, 1.0 - i / 100, {"soft": (0.9, 0.1)}, {"soft": 1})
@@ -161,5 +161,5 @@ def full_report() -> Report:
     ]
     strange = section("cifar10h-small", NASTY[0], (NASTY[1], NASTY[3]), examples=nasty, findings=NASTY)
     many = section("many", "100 classes", [f"class {c}" for c in range(100)], examples=examples(15, 100))
-    empty = section("<>", "Nothing yet", NLI)
+    empty = section("Runs", "Nothing yet", NLI)
     return report(images, texts, strange, many, empty, tables=(table("overall", 8),))

@@ -33,7 +33,7 @@ from page_reports import (
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.experiments.content import Example, Picture
 from hf_softlabel.experiments.page import LIMIT, page_html, write_page
-from hf_softlabel.experiments.page_data import figure_pixels
+from hf_softlabel.experiments.page_data import picture_pixels
 from hf_softlabel.experiments.tables import (
     Table,
     comparison_text,
@@ -139,7 +139,7 @@ def test_legends_say_only_what_is_there():
 def test_copied_forms_are_embedded_whole(full):
     data = [json.loads(e["text"]) for e in full.find("script") if e.get("type") == "application/json"]
     forms = [one for one in data if "csv" in one]
-    made = [table("overall", 8), table(), table("second", tests=False), table("nli", 2)]
+    made = [table("overall", 8), table(), table("second", tests=False), table("<nli>", 2)]
     assert forms == [{"csv": to_csv([t]), "latex": to_latex(t), "markdown": to_markdown(t)} for t in made]
 
 
@@ -230,10 +230,10 @@ def test_variants_keep_their_delivery_s_colour():
 
 
 def test_figures_are_the_smaller_of_two_forms():
-    assert figure_pixels(picture("few").figure).address.startswith("data:image/svg+xml;base64,")
+    assert picture_pixels(picture("few")).address.startswith("data:image/svg+xml;base64,")
     figure, axes = new_figure(4, 3)
     axes[0, 0].scatter(*np.random.default_rng(0).normal(size=(2, 5000)))
-    pixels = figure_pixels(figure)
+    pixels = picture_pixels(Picture("many", "Many", "Points.", figure))
     assert pixels.address.startswith("data:image/png;base64,") and (pixels.width, pixels.height) == (384, 288)
 
 
