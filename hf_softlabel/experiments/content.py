@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from ..figures.style import render
 from .runs import Missing, Run
 from .tables import Table
 
 
-class Picture(NamedTuple):
+@dataclass(frozen=True)
+class Picture:
     """A figure: `source` is the figure of a paper that it repeats, if any."""
 
     key: str
@@ -21,6 +23,17 @@ class Picture(NamedTuple):
     caption: str
     figure: Figure
     source: str | None = None
+
+    @cached_property
+    def png(self) -> bytes:
+        return render(self.figure, "png")
+
+    @cached_property
+    def svg(self) -> bytes:
+        # Once it is drawn, everything is in its place: laying it out again takes as long as drawing it.
+        _ = self.png
+        self.figure.set_layout_engine("none")
+        return render(self.figure, "svg")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from string import Template
 from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
 from .content import Picture, Report, Section
-from .page_data import Browser, Pixels, figure_pixels, method_looks, section_browser
+from .page_data import Browser, Pixels, method_looks, picture_pixels, section_browser
 from .page_tables import paragraph, remarks, results_html, runs_html, source_html
 
 # Bytes: what mail and chat programs still take.
@@ -42,7 +42,7 @@ def page_html(report: Report, limit: int = LIMIT) -> str:
     What does not fit is left out and said to be: first the least ambiguous examples of all sections alike, then the
     largest figures.
     """
-    drawn = [figure_pixels(picture.figure) for picture in _pictures(report)]
+    drawn = [picture_pixels(picture) for picture in _pictures(report)]
     methods = method_looks(report)
     browsers = [section_browser(section, methods) for section in report.sections]
     text = _page(report, drawn, browsers, max((len(browser.examples) for browser in browsers), default=0))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
-from ..figures.style import DPI, looks
+from ..figures.style import looks
 from ..metrics import kl_to_annotators
-from .content import Example, Report, Section
+from .content import Example, Picture, Report, Section
 
 DIGITS = 4
 
@@ -38,17 +35,11 @@ class Pixels(NamedTuple):
     height: int
 
 
-def figure_pixels(figure: Figure) -> Pixels:
-    """As SVG or PNG, whichever is smaller; the same figure gives the same bytes."""
-    files = {}
-    # Letters as shapes: an image in a page cannot use the reader's fonts, nor can it be wrong about theirs.
-    with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "path"}):
-        for kind, metadata in (("svg", {"Date": None}), ("png", {})):
-            out = io.BytesIO()
-            figure.savefig(out, format=kind, dpi=DPI, metadata=metadata)
-            files["image/svg+xml" if kind == "svg" else "image/png"] = out.getvalue()
+def picture_pixels(picture: Picture) -> Pixels:
+    """As SVG or PNG, whichever is smaller."""
+    files = {"image/svg+xml": picture.svg, "image/png": picture.png}
     mime = min(files, key=lambda name: len(files[name]))
-    width, height = figure.get_size_inches()
+    width, height = picture.figure.get_size_inches()
     return Pixels(_address(mime, files[mime]), round(96 * width), round(96 * height))
 
 

@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 
 from ..data.errors import VotesError
 from ..examples import choose_examples, read_examples
-from ..figures.style import save
 from ..metrics import entropy
 from ..metrics.arrays import human, model
 from ..metrics.summary import NAMES
@@ -172,7 +171,8 @@ def write_report(report: Report, output_dir: str | Path, progress: bool = False)
     out = Path(output_dir)
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    (part / "tables").mkdir(parents=True)
+    for inside in ("tables", "figures"):
+        (part / inside).mkdir(parents=True)
     for name, tables in _named_tables(report):
         for table in tables:
             stem = part / "tables" / f"{name}{table.key}"
@@ -181,7 +181,8 @@ def write_report(report: Report, output_dir: str | Path, progress: bool = False)
             stem.with_suffix(".md").write_text(to_markdown(table), encoding="utf-8")
     pictures = list(_named_pictures(report))
     for name, picture in tqdm(pictures, "figures", unit="figure", disable=None if progress else True):
-        save(picture.figure, part / "figures" / f"{name}{picture.key}", ("png", "svg"))
+        (part / "figures" / f"{name}{picture.key}.png").write_bytes(picture.png)
+        (part / "figures" / f"{name}{picture.key}.svg").write_bytes(picture.svg)
     write_page(report, part / "report.html")
     (part / "report.md").write_text(report_markdown(report), encoding="utf-8")
     (part / "runs.csv").write_text(runs_csv(report.runs, report.folder), encoding="utf-8")

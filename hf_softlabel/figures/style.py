@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -149,18 +150,25 @@ def panel_figure(count: int, width: float, height: float, widest: int, **grid: A
     return figure, list(axes.flat[:count])
 
 
-def save(figure: Figure, path: str | Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Write `path`.png, `path`.pdf (fonts embedded as TrueType) or `path`.svg, each whole or not at all."""
+def render(figure: Figure, kind: str) -> bytes:
+    """The figure as a `png`, `pdf` (fonts embedded as TrueType) or `svg` file (letters as shapes)."""
+    out = io.BytesIO()
+    # Without dates and random ids, so that the same figure gives the same file.
+    metadata = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "hf_softlabel"}):
+        figure.savefig(out, format=kind, dpi=DPI, metadata=metadata[kind])
+    return out.getvalue()
+
+
+def save(figure: Figure, path: str | Path) -> list[Path]:
+    """Write `path`.png and `path`.pdf, each whole or not at all; returns both paths."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
-    # Without dates and random ids, so that the same figure gives the same file.
-    metadata = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    for kind in kinds:
+    for kind in ("png", "pdf"):
         target = path.with_name(f"{path.name}.{kind}")
         part = path.with_name(f"{path.name}.{kind}.part")
-        with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "hf_softlabel"}):
-            figure.savefig(part, format=kind, dpi=DPI, metadata=metadata[kind])
+        part.write_bytes(render(figure, kind))
         os.replace(part, target)
         written.append(target)
     return written
