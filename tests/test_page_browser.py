@@ -327,7 +327,7 @@ def test_500_examples_are_not_all_drawn(open_page):
     page.locator(".filters").wait_for()
     assert page.locator(".list li").count() < 150
     page.locator(".list").evaluate("list => list.scrollTo(0, list.scrollHeight)")
-    page.wait_for_function("document.querySelectorAll('.list li').length > 100")
+    page.locator(".list li").nth(100).wait_for(state="attached")
     assert len(set(shown_ids(page))) == 500
 
 
@@ -442,7 +442,7 @@ def test_figures_and_contents(open_page):
     assert [loaded for loaded, _ in sizes] == [True, True] and sizes[1][1] > sizes[0][1]
     page.locator(".contents a", has_text="Examples").click()
     page.locator(".filters").wait_for()
-    page.wait_for_function("document.querySelector('.contents [aria-current=true]').textContent === 'Examples'")
+    page.locator(".contents [aria-current=true]", has_text="Examples").wait_for()
     assert page.locator("#t-examples").bounding_box()["y"] < 450
     assert shown_ids(page) == ordered(TEXTS, lambda e: round(e.entropy, 6))
 
