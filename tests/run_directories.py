@@ -45,14 +45,17 @@ def write_run(
     done: bool = True,
     texts: bool = False,
     fingerprint: str | None = None,
+    examples: int = 40,
+    classes: tuple[str, ...] = CLASSES,
     **config: Any,
 ) -> Path:
-    """A finished run of CIFAR-10H's small recipe on three classes.
+    """A finished run of CIFAR-10H's small recipe, on three classes unless others are given.
 
     Args:
         scores: replace those of the predictions.
         history: the eval soft NLL of each epoch.
         logits: (N, C), of the examples of `held_out(seed)`.
+        examples: N, held out; as many are trained on.
         config: further keys, such as votes_per_example.
     """
     path.mkdir(parents=True)
@@ -60,7 +63,7 @@ def write_run(
     (path / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     if not done:
         return path
-    ids, votes = held_out(seed)
+    ids, votes = held_out(seed, examples, len(classes))
     if logits is None:
         rng = np.random.default_rng([seed, sum(map(ord, delivery)), config.get("votes_per_example") or 0])
         logits = np.log(votes / votes.sum(1, keepdims=True) + 0.05) + 0.3 * rng.normal(size=votes.shape)
@@ -100,7 +103,7 @@ def write_run(
     if diagnostics is not None:
         (path / "diagnostics.json").write_text(json.dumps(diagnostics))
     (path / "model").mkdir()
-    (path / "model" / "config.json").write_text(json.dumps({"id2label": dict(enumerate(CLASSES))}))
+    (path / "model" / "config.json").write_text(json.dumps({"id2label": dict(enumerate(classes))}))
     (path / "DONE").write_text("")
     return path
 
