@@ -55,7 +55,7 @@ def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
         seeds = set.intersection(*(set(part) for part in parts))
         mean = {seed: float(np.mean([part[seed] for part in parts])) for seed in sorted(seeds)}
         paper = published[columns[j].title.split(",")[0]]
-        entries[len(kept), j] = Entry(mean if len(kept) > 1 else {}, paper=paper)
+        entries[len(kept), j] = Entry(mean, paper=paper)
     table = Table(
         "soft_vs_hard",
         "Soft labels against the majority's label",
