@@ -203,7 +203,7 @@ class _RecipeParser(HfArgumentParser):
         raise RecipeError(message)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
     """YAML lets a later key silently replace an earlier one of the same name."""
 
     def construct_mapping(self, node, deep=False):
@@ -219,7 +219,7 @@ def recipe_keys() -> list[str]:
     return [f.name for config in CONFIGS for f in dataclasses.fields(config) if f.init]
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def nearest_key(name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)
     return f"Did you mean {close[0]!r}?" if close else ""
 
@@ -233,7 +233,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise RecipeError(f"The recipe {path} cannot be read: it is not a text file in UTF-8.") from None
     try:
-        values = yaml.load(text, _UniqueKeyLoader)
+        values = yaml.load(text, UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise RecipeError(f"{path} is not valid YAML: {error}") from None
     except RecipeError as error:
@@ -245,7 +245,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     known = recipe_keys()
     for key in values:
         if key not in known:
-            raise RecipeError(f"{path}: unknown key {key!r}. {_nearest(str(key), known)}")
+            raise RecipeError(f"{path}: unknown key {key!r}. {nearest_key(str(key), known)}")
     optional = {
         key for config in CONFIGS for key, hint in get_type_hints(config).items() if type(None) in get_args(hint)
     }
@@ -259,7 +259,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def _as_words(key: str, value: Any) -> list[str]:
+def as_words(key: str, value: Any) -> list[str]:
     """A recipe's value as it would stand on the command line, so that both go through one set of checks."""
     if isinstance(value, dict):
         return [f"--{key}", json.dumps(value)]
@@ -280,7 +280,7 @@ def parse_recipe(
     values = read_recipe(path) if path is not None else {}
     # `key: null` and `key: []` have no form on the command line.
     parser.set_defaults(**{key: value for key, value in values.items() if value is None or value == []})
-    words = [word for key, value in values.items() if value not in (None, []) for word in _as_words(key, value)]
+    words = [word for key, value in values.items() if value not in (None, []) for word in as_words(key, value)]
     if arguments and not arguments[0].startswith("-"):
         # It would become one more item of a list that ends the recipe.
         raise RecipeError(f"Unknown argument {arguments[0]!r}: options are written --KEY VALUE.")
@@ -290,7 +290,7 @@ def parse_recipe(
         raise RecipeError(f"{path or 'command line'}: {error}") from None
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
-        raise RecipeError(f"Unknown argument {unknown[0]!r}. {_nearest(name, recipe_keys())}")
+        raise RecipeError(f"Unknown argument {unknown[0]!r}. {nearest_key(name, recipe_keys())}")
     if namespace.output_dir is None:
         namespace.output_dir = f"runs/{recipe_name(path)}-seed{namespace.seed}"
     try:

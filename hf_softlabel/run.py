@@ -96,7 +96,7 @@ def _plain(metrics: dict[str, float], prefix: str) -> dict[str, float | None]:
     }
 
 
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The keys in which two resolved configurations are different runs."""
     # The sources of a named data set are verified to be the same wherever they lie; a table is what it is.
     matters = ("dataloader_drop_last",) if now["dataset"] in VERIFIED else ("dataloader_drop_last", "sources")
@@ -112,14 +112,14 @@ def _open_run(out: Path, config: dict[str, Any], training: SoftLabelConfig, over
     """See whether a run may use the directory; returns the metrics if it is finished already."""
     if out.exists() and not out.is_dir():
         raise VotesError(f"{out} is a file: choose another --output_dir.")
-    before = _config_of(out)
+    before = run_config(out)
     if before is None:
         if overwrite and out.exists() and any(out.iterdir()):
             raise VotesError(f"{out} is not a run directory: it has no config.yaml of ours. It is not overwritten.")
         return None
     if overwrite:
         return None
-    changed, finished = _changes(before, config), (out / "DONE").exists()
+    changed, finished = changed_keys(before, config), (out / "DONE").exists()
     if changed and (finished or not training.allow_changed_resume):
         raise VotesError(
             f"{out} holds a run with another configuration (different: {', '.join(changed)}). "
@@ -129,7 +129,7 @@ def _open_run(out: Path, config: dict[str, Any], training: SoftLabelConfig, over
     return json.loads((out / "metrics.json").read_text()) if finished else None
 
 
-def _config_of(out: Path) -> dict[str, Any] | None:
+def run_config(out: Path) -> dict[str, Any] | None:
     """The configuration of the run in a directory, None when there is none of ours."""
     try:
         config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))

@@ -33,9 +33,9 @@ from ..config import (
     DataConfig,
     ModelConfig,
     SoftLabelConfig,
-    _as_words,
-    _nearest,
-    _UniqueKeyLoader,
+    UniqueKeyLoader,
+    as_words,
+    nearest_key,
     parse_recipe,
     recipe_keys,
     recipe_name,
@@ -133,12 +133,12 @@ def refuse_changed_runs(grid: Grid) -> None:
     begun = [cell for cell in grid.cells if (cell.output_dir / "config.yaml").exists()]
     if not begun:
         return
-    from ..run import _changes, _config_of
+    from ..run import changed_keys, run_config
 
     for cell in begun:
         configs = cell_configs(cell)
-        before = _config_of(cell.output_dir)
-        changed = _changes(before, resolved(*configs)) if before else []
+        before = run_config(cell.output_dir)
+        changed = changed_keys(before, resolved(*configs)) if before else []
         if changed and (is_done(cell) or not configs[2].allow_changed_resume):
             raise VotesError(
                 f"{grid.path}, cell {cell.name}: {cell.output_dir} holds a run with another configuration (different: "
@@ -165,7 +165,7 @@ def write_grid(grid: Grid) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """The four keys of a grid file."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        values = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except OSError as error:
         raise VotesError(f"The grid {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
@@ -179,7 +179,7 @@ def _read(path: Path) -> dict[str, Any]:
     for key in values:
         if key not in GRID_KEYS:
             inside = " In a grid it stands under `options` or `axes`." if key in recipe_keys() else ""
-            raise VotesError(f"{path}: unknown key {key!r}. {inside or _nearest(str(key), GRID_KEYS)}")
+            raise VotesError(f"{path}: unknown key {key!r}. {inside or nearest_key(str(key), GRID_KEYS)}")
     options = values.get("options") or {}
     if not isinstance(options, dict):
         raise VotesError(f"{path}: options must be `key: value` lines, not a {type(options).__name__}.")
@@ -192,7 +192,7 @@ def _check_keys(path: Path, where: str, mapping: dict[str, Any]) -> None:
         if key == "output_dir":
             raise VotesError(f"{path}: output_dir stands beside {where}, not in it: every cell has a folder there.")
         if key not in recipe_keys() and not (key == "recipe" and where == "axes"):
-            raise VotesError(f"{path}: unknown key {key!r} in {where}. {_nearest(str(key), recipe_keys())}")
+            raise VotesError(f"{path}: unknown key {key!r} in {where}. {nearest_key(str(key), recipe_keys())}")
 
 
 def _axes(path: Path, axes: Any) -> tuple[dict[str, list[Any]], ...]:
@@ -223,7 +223,7 @@ def _options_of(arguments: Sequence[str]) -> dict[str, Any]:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
             if key not in recipe_keys():
-                raise VotesError(f"Unknown argument {word!r}. {_nearest(key, recipe_keys())}")
+                raise VotesError(f"Unknown argument {word!r}. {nearest_key(key, recipe_keys())}")
             found[key] = [value] if equals else []
         elif key is None:
             raise VotesError(f"Unknown argument {word!r}: options are written --KEY VALUE.")
@@ -267,7 +267,7 @@ def _name(point: dict[str, Any]) -> str:
 
 def _cell_words(cell: Cell) -> list[str]:
     # `null` and `[]` have no form on the command line: `_check` sees that the recipe has them anyway.
-    return [word for key, value in cell.options.items() if value not in (None, []) for word in _as_words(key, value)]
+    return [word for key, value in cell.options.items() if value not in (None, []) for word in as_words(key, value)]
 
 
 def cell_configs(cell: Cell) -> tuple[ModelConfig, DataConfig, SoftLabelConfig]:
