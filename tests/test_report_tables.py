@@ -87,6 +87,7 @@ def test_missing_cells_are_blank_and_listed():
     assert table.missing() == ["Mixup", "Soft labels / λ max_1 & 2"]
     assert value_text(Entry({0: math.nan}), table.columns[0]) == "undefined"
     assert value_text(Entry({0: 0.5}), table.columns[0]) == "0.5000"
+    assert value_text(Entry({0: 0.5, 1: 0.7}), table.columns[0]) == "0.6000 ± 0.1414"  # .2 / sqrt(2)
     assert p_value(0.03125) == "0.03125" and p_value(1.0) == "1" and p_value(1e-6) == "<0.0001"
 
 

@@ -99,8 +99,14 @@ def test_pairs_are_matched_with_runs_also_after_the_folder_was_moved(tmp_path):
         write_run(tmp_path / "runs" / name, "sls", ord(name))
     pair = {"first": "elsewhere/x", "second": str(tmp_path / "runs" / "y"), "cka": 0.5}
     unknown = {"first": "elsewhere/z", "second": "elsewhere/y", "cka": 0.1}
+    # Two runs have this name: neither may be taken for the one that was measured.
+    for grid in ("one", "two"):
+        write_run(tmp_path / "runs" / grid / "twice", "soft", len(grid) + ord(grid[0]))
+    ambiguous = {"first": "elsewhere/twice", "second": "elsewhere/y", "cka": 0.2}
     (tmp_path / "runs" / "diagnostics").mkdir()
-    (tmp_path / "runs" / "diagnostics" / "diagnostics.json").write_text(json.dumps({"pairs": [pair, unknown]}))
+    (tmp_path / "runs" / "diagnostics" / "diagnostics.json").write_text(
+        json.dumps({"pairs": [pair, unknown, ambiguous]})
+    )
     (found,) = find_runs(tmp_path).pairs
     assert (found.first.path.name, found.second.path.name, found.results["cka"]) == ("x", "y", 0.5)
 
