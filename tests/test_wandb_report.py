@@ -209,3 +209,15 @@ def test_no_runs_no_login_a_refused_key_and_an_unknown_entity_are_errors(login, 
                 publish_report(some, PLACE)
             assert len(login.views) == before
     wandb.teardown()
+
+
+def test_the_command_makes_the_page_and_the_report_with_its_findings(login, published, folder, tmp_path, capsys):
+    before = set(login.runs)
+    out = str(tmp_path / "report")
+    assert main(["report", str(folder), "--output_dir", out, "--title", "By command", "--wandb", PLACE]) == 0
+    said = capsys.readouterr().out
+    address = said.rpartition("W&B Report: ")[2].strip()
+    report = wr.Report.from_url(address)
+    assert report.title == "By command" and set(login.runs) == before
+    findings = json.loads((tmp_path / "report" / "report.json").read_text())["findings"]
+    assert findings and all(f"- {finding}" in report.blocks[0].text for finding in findings)
