@@ -101,10 +101,10 @@ def run_report(options: argparse.Namespace) -> int:
     check_output(folder)
     publish = None
     if options.wandb:
-        from .experiments.wandb_report import check_project, publish_report
+        from .experiments.wandb_report import check_login, publish_report
 
         # Before the work, which takes a minute.
-        check_project(options.wandb)
+        check_login(options.wandb)
         publish = publish_report
     report = build_report(options.runs, options.title, progress=True)
     files = write_report(report, folder, progress=True)

@@ -108,7 +108,7 @@ def test_cells_are_those_of_the_csv(seeds):
     assert [e["text"] for e in spans] == [value_text(*one) for one in entries if value_text(*one)]
     assert [e["text"] for e in tests] == [text for one in entries if (text := comparison_text(made, one[0]))]
     papers = [e["text"].removeprefix("paper ") for e in page.find("small", "published")]
-    assert papers == [text for one in entries if (text := paper_text(*one))] != []
+    assert papers == [text for one in entries if (text := paper_text(one[0]))] != []
 
 
 def test_best_cells_are_bold_and_blank_ones_listed():

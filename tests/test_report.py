@@ -106,7 +106,7 @@ def test_examples_have_the_votes_and_the_mean_predictions_of_the_seeds_that_held
     assert entropies == sorted(entropies, reverse=True)
 
 
-def test_a_report_replaces_an_earlier_one_and_nothing_else(folder, tmp_path, capsys):
+def test_a_report_replaces_an_earlier_one_and_nothing_else(folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / "mine"
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
@@ -114,11 +114,18 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(folder, tmp_path, cap
     assert "not of a report" in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["thesis.tex"]
     (out / "thesis.tex").rename(tmp_path / "thesis.tex")
-    (out / "report.json").write_text("{}")
-    (out / "tables").mkdir()
-    (out / "tables" / "old.csv").write_text("")
-    assert main(["report", str(folder / "grid"), "--output_dir", str(out)]) == 0
-    assert (out / "report.html").exists() and not (out / "tables" / "old.csv").exists()
+    (tmp_path / "mine.part").mkdir()
+    assert main(["report", str(folder), "--output_dir", str(out)]) == 0
+    (out / "notes.txt").write_text("mine")
+    old = {path.name for path in (out / "tables").iterdir()}
+    (tmp_path / "link").symlink_to(out)
+    assert main(["report", str(folder / "grid"), "--output_dir", str(tmp_path / "link")]) == 0
+    new = {path.name for path in (out / "tables").iterdir()}
+    assert new < old and "cifar10h-resnet18-sweep.csv" in old - new
+    assert (out / "notes.txt").read_text() == "mine" and (tmp_path / "link").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "mine.part", "link", "thesis.tex"}
+    monkeypatch.chdir(out)
+    assert main(["report", str(folder / "grid"), "--output_dir", "."]) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import re
 import pytest
 from run_directories import write_run
 
-from hf_softlabel.experiments.findings import compared, section_findings
+from hf_softlabel.experiments.findings import compared, headline, section_findings
 from hf_softlabel.experiments.published import BARRIER, CKA, HESSIAN, MAIN, OOD, SWEEP
 from hf_softlabel.experiments.runs import Pair, find_runs
 from hf_softlabel.experiments.same_target import best_epoch, epochs_to_95, setting_tables
 from hf_softlabel.experiments.setting import settings_of
-from hf_softlabel.experiments.soft_vs_hard import soft_against_majority
+from hf_softlabel.experiments.soft_vs_hard import relative_change, soft_against_majority
 from hf_softlabel.experiments.tables import (
     Column,
     Entry,
@@ -111,7 +111,8 @@ def test_every_form_has_the_same_numbers():
             if line["p_two_sided"]:
                 shown = f"p {p_value(float(line['p_two_sided']))}, Holm {p_value(float(line['holm_two_sided']))}"
                 assert shown in markdown and shown in latex
-    assert "0.5500 ± 0.0100" in markdown and r"0.5500 $\pm$ 0.0100" in latex and "(p 0.031)" in latex
+    # The paper's figures have the paper's digits.
+    assert "| 0.55 ± 0.01 |" in markdown and r"0.55 $\pm$ 0.01" in latex and "(p 0.031)" in latex
     assert r"$\lambda$ max\_1 \& 2" in latex and r"5\%" in latex
     assert lines[0]["seeds"] == "0 1 2" and lines[0]["values"] == "0.5 0.7 0.6"
 
@@ -246,6 +247,8 @@ def test_soft_against_majority_has_the_relative_changes(tmp_path):
         assert table.entry(row, change[1]).mean == pytest.approx(50)
     assert table.entry(2, change[0]).paper.mean == -32 and table.entry(2, change[1]).paper.mean == 61
     assert table.entry(0, 1).test.p_two_sided == 0.25
+    # Relative to a correlation around 0 there is no change.
+    assert relative_change({0: 0.2, 1: 0.3}, {0: 0.1, 1: -0.01}) == {}
     assert soft_against_majority([]) is None
     assert best_rows(table, 0) == set()
 
@@ -273,6 +276,45 @@ def test_findings_claim_only_what_passes_holm(sweep):
     )
     assert "the other comparison with Soft labels shows no significant difference" in second
     assert "does not show that there is none" in second
+
+
+def test_no_direction_is_claimed_where_ranks_and_mean_point_to_different_sides():
+    # Eleven small drops and one rise that is larger than all of them: by ranks lower, by the mean higher.
+    first = dict.fromkeys(range(12), 0.5)
+    second = {s: 0.5 - (s + 1) / 1000 for s in range(11)} | {11: 1.5}
+    entries = {(0, 0): Entry(first), (1, 0): Entry(second)}
+    table = Table("main", "Main", "C", "d", (Column("soft NLL", True),), ("Soft labels", "SLS"), entries)
+    tested = with_tests(Table(**{**vars(table), "reference": "Soft labels"}), lambda i, j: (0, j))
+    test = tested.entry(1, 0).test
+    assert test.mean > 0 and test.lower and test.p_two_sided < 0.05
+    (sentence,) = compared(tested)
+    assert (
+        "no direction is claimed" in sentence and "is higher than" not in sentence and "is lower than" not in sentence
+    )
+
+
+def test_an_undefined_score_is_not_the_best_and_a_reference_of_the_paper_alone_is_none(tmp_path):
+    for seed in range(2):
+        for delivery in ("sls", "multipass"):
+            score = {"soft_nll": None} if delivery == "sls" else {"soft_nll": 0.5}
+            write_run(tmp_path / f"{delivery}-{seed}", delivery, seed, score)
+    (setting,), _ = settings_of(find_runs(tmp_path).runs, [])
+    tables = by_key(setting_tables(setting))
+    assert "undefined" in to_markdown(tables["main"]) and tables["main"].reference is None
+    assert "Wilcoxon" not in tables["main"].caption and "Soft labels" in tables["main"].missing()
+    text = " ".join(headline(setting, list(tables.values())))
+    assert "undefined" not in text
+    only = [table for key, table in tables.items() if key == "main"]
+    assert "No test was made" in headline(setting, only)[-1]
+
+
+def test_the_summary_says_once_that_nothing_passes(sweep):
+    sentences = headline(sweep, setting_tables(sweep))
+    silent = [sentence for sentence in sentences if "passes Holm" in sentence]
+    assert len(silent) == 1 and silent[0].startswith("Nothing passes Holm in the annotator-count sweep at K = 5 (5 ")
+    assert (
+        "main comparison on soft NLL (5 paired seeds)" in silent[0] and "With so few seeds nothing could" in silent[0]
+    )
 
 
 def test_one_seed_makes_no_test_and_says_so(tmp_path):

@@ -55,7 +55,15 @@ def run(tmp_path_factory) -> Path:
 
 def test_a_run_directory_holds_what_a_report_needs(run):
     names = {path.name for path in run.iterdir() if not path.name.startswith("checkpoint-")}
-    files = {"config.yaml", "metrics.json", "history.jsonl", "predictions.parquet", "model", "DONE"}
+    files = {
+        "config.yaml",
+        "metrics.json",
+        "history.jsonl",
+        "predictions.parquet",
+        "examples.parquet",
+        "model",
+        "DONE",
+    }
     assert names == files
     metrics = json.loads((run / "metrics.json").read_text())
     scores = NAMES.keys() - {"wasserstein"}

@@ -31,11 +31,14 @@ def test_runs_are_found_at_any_depth_and_cut_off_ones_are_listed(tmp_path):
 
 
 def test_cells_of_a_grid_that_were_not_started_are_missing(tmp_path):
-    write_run(tmp_path / "grid" / "soft-seed0", "soft", 0)
-    write_run(tmp_path / "grid" / "soft-seed1", "soft", 1, done=False)
+    grid = tmp_path / "far" / "below" / "this" / "grid"
+    write_run(grid / "soft-seed0", "soft", 0)
+    write_run(grid / "soft-seed1", "soft", 1, done=False)
     cells = [{"name": f"soft-seed{seed}", "output_dir": f"soft-seed{seed}"} for seed in range(3)]
-    (tmp_path / "grid" / "grid.json").write_text(json.dumps({"name": "sweep", "cells": cells}))
-    for folder in (tmp_path, tmp_path / "grid"):
+    (grid / "grid.json").write_text(json.dumps({"name": "sweep", "cells": cells}))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "grid.json").write_text('{"map": []}')  # another program's
+    for folder in (tmp_path, grid):
         found = find_runs(folder)
         assert found.runs[0].grid == "sweep"
         assert [(one.path.name, one.grid, one.state) for one in found.missing] == [
@@ -54,6 +57,14 @@ def test_the_same_run_in_two_grids_counts_once_with_what_was_measured_of_either(
     assert (
         measured("hessian", "lambda_max")(found.runs[0]) == 3 and measured("hessian", "trace")(found.runs[0]) is None
     )
+
+
+def test_other_sampled_deliveries_that_hold_labels_are_other_runs(tmp_path):
+    for every in (1, 5):
+        for delivery in ("shuffled_sls", "posterior_sls", "multipass"):
+            write_run(tmp_path / f"{delivery}-{every}", delivery, 0, resample_every=every)
+    found = find_runs(tmp_path)
+    assert len(found.runs) == 5 and [copy.name for copy, _ in found.copies] == ["multipass-5"]
 
 
 def test_settings_part_what_tables_do_not_compare(tmp_path):
@@ -98,6 +109,9 @@ def test_pairs_are_matched_with_runs_also_after_the_folder_was_moved(tmp_path):
     for name in ("x", "y"):
         write_run(tmp_path / "runs" / name, "sls", ord(name))
     pair = {"first": "elsewhere/x", "second": str(tmp_path / "runs" / "y"), "cka": 0.5}
+    # A run that lies elsewhere is not taken for one here that has its name.
+    (tmp_path / "other" / "x").mkdir(parents=True)
+    other = {"first": str(tmp_path / "other" / "x"), "second": "elsewhere/y", "cka": 0.3}
     unknown = {"first": "elsewhere/z", "second": "elsewhere/y", "cka": 0.1}
     # Two runs have this name: neither may be taken for the one that was measured.
     for grid in ("one", "two"):
@@ -105,7 +119,7 @@ def test_pairs_are_matched_with_runs_also_after_the_folder_was_moved(tmp_path):
     ambiguous = {"first": "elsewhere/twice", "second": "elsewhere/y", "cka": 0.2}
     (tmp_path / "runs" / "diagnostics").mkdir()
     (tmp_path / "runs" / "diagnostics" / "diagnostics.json").write_text(
-        json.dumps({"pairs": [pair, unknown, ambiguous]})
+        json.dumps({"pairs": [pair, other, unknown, ambiguous]})
     )
     (found,) = find_runs(tmp_path).pairs
     assert (found.first.path.name, found.second.path.name, found.results["cka"]) == ("x", "y", 0.5)

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata, wilcoxon
 
-from hf_softlabel.experiments.stats import holm, paired_test, seeds_for_power, seeds_to_reach, smallest_p
+from hf_softlabel.experiments.stats import (
+    holm,
+    paired_differences,
+    paired_test,
+    seeds_for_power,
+    seeds_to_reach,
+    smallest_p,
+)
 
 
 def brute_force(differences: list[float]) -> tuple[float, float, float]:
@@ -66,6 +73,19 @@ def test_many_pairs_approach_the_normal_approximation():
     for differences in (many, np.round(many, 1)):
         near = wilcoxon(differences, alternative="greater", method="asymptotic").pvalue
         assert paired_test(differences).p_greater == pytest.approx(near, rel=0.02)
+
+
+def test_equal_steps_of_accuracies_are_ties_in_spite_of_rounding():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        hits = rng.integers(1700, 1760, (2, 10))
+        test = paired_test(paired_differences(hits[0] / 2000, hits[1] / 2000))
+        counted = paired_test(hits[0] - hits[1])
+        assert (test.p_less, test.p_greater) == pytest.approx((counted.p_less, counted.p_greater))
+    assert paired_differences([0.3, 1e-3], [0.1 + 0.2, 0.0]).tolist() == pytest.approx([0, 1e-3])
+    assert paired_differences([0.1 + 0.2], [0.3])[0] == 0
+    assert paired_differences([1500.25], [1500.0])[0] == 0.25 and paired_differences([0.0], [0.0])[0] == 0
+    assert np.isnan(paired_differences([math.nan], [1.0])).all()
 
 
 def test_no_difference_is_no_evidence_and_no_agreement():

@@ -54,16 +54,23 @@ def dry_run(grid: Grid, jobs: int, launcher: Sequence[str] = ()) -> str:
     kinds = {cell.name: _kind(configs[cell.name]) for cell in grid.cells}
     left = [cell for cell in grid.cells if not is_done(cell)]
     paces: dict[str, Pace] = {}
+    untimed: dict[str, str] = {}
     for cell in left:
         kind = kinds[cell.name]
-        if kind not in paces:
+        if kind not in paces and kind not in untimed:
             alike = [other for other in grid.cells if kinds[other.name] == kind]
-            paces[kind] = _pace_of_finished(alike) or _probe(grid, cell, jobs, launcher)
+            try:
+                paces[kind] = _pace_of_finished(alike) or _probe(grid, cell, jobs, launcher)
+            except VotesError as error:
+                # A model that cannot be downloaded here: the other cells' cost is still worth knowing.
+                untimed[kind] = str(error)
     rows, seconds = [], []
     for cell in grid.cells:
         state, steps_done = _state(grid, cell)
         row = f"  {cell.name:{max(len(cell.name) for cell in grid.cells)}}  {state:20}"
-        if cell in left:
+        if cell in left and kinds[cell.name] in untimed:
+            row += f"{'not timed':>24}"
+        elif cell in left:
             pace, training = paces[kinds[cell.name]], configs[cell.name][2]
             steps = training.max_steps
             if steps <= 0:
@@ -72,12 +79,14 @@ def dry_run(grid: Grid, jobs: int, launcher: Sequence[str] = ()) -> str:
             row += f"{steps - steps_done:>8} steps  {clock(seconds[-1]):>8}"
         rows.append(row.rstrip())
     lines = [f"{grid.name}: {len(grid.cells)} cells, {len(left)} to run, in {grid.output_dir}", *rows]
-    if left:
+    if seconds:
         known = dict.fromkeys(pace.known_from for pace in paces.values())
         lines += [
             f"{clock(sum(seconds))} if run one after another, {clock(makespan(seconds, jobs))} with --jobs {jobs}",
             *(f"estimated from {text}" for text in known),
         ]
+    if untimed:
+        lines += [f"without the {len(left) - len(seconds)} cells that were not timed:", *untimed.values()]
     return "\n".join(lines)
 
 
@@ -167,8 +176,14 @@ def _probe(grid: Grid, cell: Cell, jobs: int, launcher: Sequence[str]) -> Pace:
         seen["steps"] / seen["epochs"],
         seen["start_time"] - began,
         f"the first {steps} steps of {cell.name}, which ran alone"
-        + ("" if seen["epoch"] > 1 else "; evaluations and checkpoints are not counted"),
+        + f"; {' and '.join(_left_out(cell, seen))} are not counted",
     )
+
+
+def _left_out(cell: Cell, seen: dict[str, Any]) -> list[str]:
+    """What a cell does besides, and a probe has not."""
+    left = ["checkpoints"] if seen["epoch"] > 1 else ["evaluations", "checkpoints"]
+    return [*left, "diagnostics"] if cell_configs(cell)[2].diagnostics else left
 
 
 def _watch(process: subprocess.Popen, progress_file: Path, began: float) -> dict[str, Any] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .setting import Setting
 from .stats import ALPHA, seeds_to_reach
 from .tables import Column, Entry, Table, number, p_value, shown_holm, shown_p, value_text
 
+# Row, column and cell of a comparison.
+Test = tuple[str, Column, Entry]
 # Tables whose comparisons are worth a sentence in the summary, in this order.
 SUMMARISED = ("sweep", "main", "family", "resampling", "hessian")
 
@@ -16,10 +19,19 @@ def headline(setting: Setting, tables: Sequence[Table]) -> list[str]:
     """A few sentences for the summary: the first column of the tables that answer the papers' main questions."""
     by_key = {table.key: table for table in tables}
     sentences = [_best(by_key["main"])] if "main" in by_key else []
+    silent = []
     for key in ("sweep", "main", "hessian"):
         if key in by_key:
-            sentences += compared(by_key[key], None if key == "sweep" else 0)
-    return [sentence for sentence in sentences if sentence] or section_findings(setting, tables)[:1]
+            tests = _tests(by_key[key], None if key == "sweep" else 0)
+            if tests and not _passed(by_key[key], tests):
+                silent.append((by_key[key], tests))
+            else:
+                sentences += compared(by_key[key], None if key == "sweep" else 0)
+    if silent:
+        sentences.append(_nothing_in(silent))
+    if not any(table.tests for table in tables):
+        sentences.append(_no_test(setting))
+    return [sentence for sentence in sentences if sentence]
 
 
 def section_findings(setting: Setting, tables: Sequence[Table]) -> list[str]:
@@ -30,18 +42,22 @@ def section_findings(setting: Setting, tables: Sequence[Table]) -> list[str]:
         if key in by_key:
             sentences += compared(by_key[key])
     if not any(table.tests for table in tables):
-        seeds = {run.seed for run in setting.runs}
-        sentences.append(
-            f"No test was made: {len(seeds)} seed{'s' * (len(seeds) != 1)} and the methods at hand leave no paired "
-            "comparison. Means are descriptive."
-        )
+        sentences.append(_no_test(setting))
     return [sentence for sentence in sentences if sentence]
+
+
+def _no_test(setting: Setting) -> str:
+    seeds = len({run.seed for run in setting.runs})
+    return (
+        f"No test was made: {seeds} seed{'s' * (seeds != 1)} and the methods at hand leave no comparison with the "
+        "reference of a table. Means are descriptive."
+    )
 
 
 def _best(table: Table) -> str:
     """Which row has the best mean of the first column: a description, and called that."""
     column = table.columns[0]
-    means = {row: table.entry(i, 0) for i, row in enumerate(table.rows) if table.entry(i, 0).values}
+    means = {row: table.entry(i, 0) for i, row in enumerate(table.rows) if math.isfinite(table.entry(i, 0).mean)}
     if len(means) < 2 or column.lower is None:
         return ""
     chosen = (min if column.lower else max)(means, key=lambda row: means[row].mean)
@@ -56,20 +72,24 @@ def compared(table: Table, only: int | None = None) -> list[str]:
     Args:
         only: the tests of this column only.
     """
-    tests = [
-        (table.rows[i], table.columns[j], entry)
-        for (i, j), entry in sorted(table.entries.items())
-        if entry.test is not None and only in (None, j)
-    ]
+    tests = _tests(table, only)
     if not tests:
         return []
-    passed = [test for test in tests if shown_holm(table, test[2]) <= ALPHA]
+    passed = _passed(table, tests)
     if not passed:
         return [_nothing(table, tests)]
     claims: dict[tuple[Column, bool], list[tuple[str, Entry]]] = {}
+    sentences = []
     for row, column, entry in passed:
-        claims.setdefault((column, entry.test.mean < 0), []).append((row, entry))
-    sentences = [_claim(table, column, lower, rows) for (column, lower), rows in claims.items()]
+        if entry.test.lower == (entry.test.mean < 0):
+            claims.setdefault((column, entry.test.lower), []).append((row, entry))
+        else:
+            sentences.append(
+                f"{table.title}: {row} and {table.reference} differ in {column.title} by ranks (Holm "
+                f"{p_value(shown_holm(table, entry))}), but a few seeds turn the mean difference to the other side: "
+                "no direction is claimed."
+            )
+    sentences = [_claim(table, column, lower, rows) for (column, lower), rows in claims.items()] + sentences
     rest = len(tests) - len(passed)
     if rest:
         which = "the other comparison with" if rest == 1 else f"the other {rest} comparisons with"
@@ -79,6 +99,18 @@ def compared(table: Table, only: int | None = None) -> list[str]:
             "there is none."
         )
     return sentences
+
+
+def _tests(table: Table, only: int | None) -> list[Test]:
+    return [
+        (table.rows[i], table.columns[j], entry)
+        for (i, j), entry in sorted(table.entries.items())
+        if entry.test is not None and only in (None, j)
+    ]
+
+
+def _passed(table: Table, tests: Sequence[Test]) -> list[Test]:
+    return [test for test in tests if shown_holm(table, test[2]) <= ALPHA]
 
 
 def _claim(table: Table, column: Column, lower: bool, rows: Sequence[tuple[str, Entry]]) -> str:
@@ -97,19 +129,44 @@ def _claim(table: Table, column: Column, lower: bool, rows: Sequence[tuple[str, 
     )
 
 
-def _nothing(table: Table, tests: Sequence[tuple[str, Column, Entry]]) -> str:
+def _family(table: Table, tests: Sequence[Test]) -> tuple[int, int, int]:
+    """Paired seeds, tests that are corrected together, and the seeds that these need before one can pass."""
     pairs, size = max(entry.test.n for _, _, entry in tests), len(tests)
     if table.family_by_column:
         size = max(sum(column == other for _, other, _ in tests) for _, column, _ in tests)
-    needed = seeds_to_reach(size, not table.one_sided)
+    return pairs, size, seeds_to_reach(size, not table.one_sided)
+
+
+def _where(table: Table, tests: Sequence[Test]) -> str:
+    """` on soft NLL` or ` at K = 5` where the tests are of one column among several."""
+    if len({column for _, column, _ in tests}) > 1 or len(table.columns) == 1:
+        return ""
+    return f" {'at' if table.key == 'sweep' else 'on'} {tests[0][1].title}"
+
+
+def _nothing(table: Table, tests: Sequence[Test]) -> str:
+    pairs, size, needed = _family(table, tests)
     agree = sum(entry.test.agree == entry.test.n for _, _, entry in tests)
-    on = ""
-    if len({column for _, column, _ in tests}) == 1 and len(table.columns) > 1:
-        on = f" {'at' if table.key == 'sweep' else 'on'} {tests[0][1].title}"
-    sentence = f"{table.title}: no comparison with {table.reference}{on} passes Holm"
+    sentence = f"{table.title}: no comparison with {table.reference}{_where(table, tests)} passes Holm"
     if pairs < needed:
         return (
             f"{sentence}, and with {pairs} paired seeds none could: a family of {size} "
             f"test{'s' * (size != 1)} needs {needed}. In {agree} of {len(tests)} all seeds agree on the direction."
         )
     return f"{sentence} ({pairs} paired seeds). That does not show that they are equal."
+
+
+def _nothing_in(silent: Sequence[tuple[Table, Sequence[Test]]]) -> str:
+    """One sentence for several tables in which nothing passes."""
+    parts, hopeless = [], []
+    for table, tests in silent:
+        pairs, _, needed = _family(table, tests)
+        parts.append(f"{table.title.lower()}{_where(table, tests)} ({pairs} paired seeds)")
+        if pairs < needed:
+            hopeless.append(needed)
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    sentence = f"Nothing passes Holm in the {listed}."
+    if len(hopeless) < len(parts):
+        return f"{sentence} That does not show that the deliveries are equal."
+    seeds = str(min(hopeless)) if min(hopeless) == max(hopeless) else f"{min(hopeless)} to {max(hopeless)}"
+    return f"{sentence} With so few seeds nothing could: at least {seeds} would be needed."

@@ -37,6 +37,9 @@ def hessian(setting: Setting) -> Table | None:
     table = score_table(
         setting, "hessian", "Hessian geometry", what, _hessian_scores(), published.HESSIAN, f"{BASINS}, Table 4"
     )
+    if table is not None and setting.has_paper:
+        note = f"The paper has SLS twice: here of 10 seeds; of 5 seeds it has {published.HESSIAN_ABLATION}."
+        table = replace(table, notes=(*table.notes, note))
     return with_digits(_with_convergence(table, setting))
 
 
@@ -95,7 +98,8 @@ def ood_tables(setting: Setting) -> list[Table]:
         what = f"AUROC of telling the eval split from {name}."
         table = score_table(setting, f"ood_{name}", f"OOD detection: {name}", what, scores, figures, sources.get(name))
         if table is not None:
-            tables.append(table)
+            notes = [published.OOD_NOTES[name]] if setting.has_paper and name in published.OOD_NOTES else []
+            tables.append(replace(table, notes=(*table.notes, *notes)))
     return tables
 
 

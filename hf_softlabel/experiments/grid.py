@@ -176,6 +176,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise VotesError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise VotesError(f"{path} must have the keys {', '.join(GRID_KEYS)}.")
+    if "axes" not in values and values.keys() & recipe_keys():
+        raise VotesError(f"{path} is a recipe, for `hf-softlabel train`: a grid has a `recipe` and `axes`.")
     for key in values:
         if key not in GRID_KEYS:
             inside = " In a grid it stands under `options` or `axes`." if key in recipe_keys() else ""

@@ -75,7 +75,7 @@ def _row(table: Table, i: int, best: Sequence[set[int]]) -> str:
     cells.append(_cell(float(seeds.split("-")[0]) if seeds else None, seeds))
     for j, column in enumerate(table.columns):
         entry = table.entry(i, j)
-        value, test, paper = value_text(entry, column), comparison_text(table, entry), paper_text(entry, column)
+        value, test, paper = value_text(entry, column), comparison_text(table, entry), paper_text(entry)
         parts = [f'<span class="{"value best" if i in best[j] else "value"}">{escape(value)}</span>'] if value else []
         if test:
             passes = " passes" if shown_holm(table, entry) <= ALPHA else ""

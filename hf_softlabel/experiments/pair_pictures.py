@@ -58,7 +58,7 @@ def _pair_bars(
     theirs = {panel: means(paper[panel], values) for panel, values in panels.items()} if setting.has_paper else {}
     n = count((len(values) for some in panels.values() for values in some.values()), "pair")
     caption = (
-        f"{what} Of a delivery: between its runs of two seeds, on the examples that both held out; `a / b`: between "
+        f"{what} Of a delivery: between its runs of two seeds, on the examples that both held out; a / b: between "
         f"the two deliveries' runs of one seed. Large marks: means over {n}, with ± SD over pairs (which share runs, "
         f"and so are not independent); points: pairs.{hollow(theirs)}"
     )

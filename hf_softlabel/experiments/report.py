@@ -7,13 +7,14 @@ import io
 import json
 import os
 import re
-import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
 from ..examples import choose_examples, read_examples
 from ..metrics import entropy
@@ -163,22 +164,37 @@ def _example(example: int, inputs: dict, votes: np.ndarray, total: dict, seeds: 
 
 
 def write_report(report: Report, output_dir: str | Path, progress: bool = False) -> list[Path]:
-    """Write report.html, report.md, tables/ (CSV, LaTeX, Markdown), figures/ (PNG, SVG) and runs.csv; whole or not.
+    """Write report.html, report.md, tables/ (CSV, LaTeX, Markdown), figures/ (PNG, SVG) and runs.csv.
 
-    An earlier report in the folder is replaced; a folder with anything else in it is refused.
+    Nothing appears in the folder before all is made. An earlier report in it is replaced; a folder that holds anything
+    but a report is refused.
     """
     check_output(output_dir)
-    out = Path(output_dir)
-    part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    out = Path(output_dir).resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
+        _write_files(report, Path(folder), progress)
+        names = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+        content = {"title": report.title, "findings": list(report.findings), "runs": len(report.runs), "files": names}
+        # Of an earlier report only what it wrote is removed: people put notes beside it.
+        for name in _files_of(out):
+            (out / name).unlink(missing_ok=True)
+        for name in names:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(folder, name), out / name)
+        write_text_atomically(out / MARK, json.dumps(content, indent=1))
+    return [out / name for name in [*names, MARK]]
+
+
+def _write_files(report: Report, part: Path, progress: bool) -> None:
     for inside in ("tables", "figures"):
         (part / inside).mkdir(parents=True)
     for name, tables in _named_tables(report):
         for table in tables:
-            stem = part / "tables" / f"{name}{table.key}"
-            stem.with_suffix(".csv").write_text(to_csv([table]), encoding="utf-8")
-            stem.with_suffix(".tex").write_text(to_latex(table), encoding="utf-8")
-            stem.with_suffix(".md").write_text(to_markdown(table), encoding="utf-8")
+            stem = str(part / "tables" / f"{name}{table.key}")
+            Path(f"{stem}.csv").write_text(to_csv([table]), encoding="utf-8")
+            Path(f"{stem}.tex").write_text(to_latex(table), encoding="utf-8")
+            Path(f"{stem}.md").write_text(to_markdown(table), encoding="utf-8")
     pictures = list(_named_pictures(report))
     for name, picture in tqdm(pictures, "figures", unit="figure", disable=None if progress else True):
         (part / "figures" / f"{name}{picture.key}.png").write_bytes(picture.png)
@@ -186,12 +202,13 @@ def write_report(report: Report, output_dir: str | Path, progress: bool = False)
     write_page(report, part / "report.html")
     (part / "report.md").write_text(report_markdown(report), encoding="utf-8")
     (part / "runs.csv").write_text(runs_csv(report.runs, report.folder), encoding="utf-8")
-    content = {"title": report.title, "findings": list(report.findings), "runs": len(report.runs)}
-    (part / MARK).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    if out.exists():
-        shutil.rmtree(out)
-    part.replace(out)
-    return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def _files_of(out: Path) -> list[str]:
+    """What an earlier report in a folder wrote."""
+    path = out / MARK
+    names = json.loads(path.read_text(encoding="utf-8")).get("files", []) if path.exists() else []
+    return [name for name in names if (out / name).resolve().is_relative_to(out)]
 
 
 def check_output(output_dir: str | Path) -> None:
@@ -236,7 +253,7 @@ def report_markdown(report: Report) -> str:
     lines += [f"- {finding}" for finding in report.findings]
     lines += _blocks("", report.tables, report.pictures)
     for section in report.sections:
-        lines += ["", f"## {section.title}", "", section.scale]
+        lines += ["", f"## {section.title}", "", section.scale, "", *(f"- {finding}" for finding in section.findings)]
         lines += _blocks(f"{section.key}-", section.tables, section.pictures)
     if report.missing:
         lines += ["", "## Not run", ""]

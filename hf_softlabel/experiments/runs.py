@@ -27,6 +27,7 @@ OF_A_DELIVERY = {
     "mixup": ("mixup_alpha", "mixup_targets"),
     "posterior_sls": ("prior_strength",),
 }
+SAMPLED = ("sls", "shuffled_sls", "posterior_sls")
 _DELIVERY_KEYS = {key for keys in OF_A_DELIVERY.values() for key in keys}
 # Folders of a run directory that hold no runs.
 _INSIDE = ("model", "logs", "wandb", "diagnostics")
@@ -63,7 +64,8 @@ class Run:
 
     @property
     def resample_every(self) -> int:
-        return self.config.get("resample_every", 1) if self.delivery == "sls" else 1
+        """For how many epochs a sampled label is held; of a delivery that samples none it says nothing."""
+        return self.config.get("resample_every", 1) if self.delivery in SAMPLED else 1
 
     @cached_property
     def setting(self) -> tuple[tuple[str, str], ...]:
@@ -152,8 +154,11 @@ def find_runs(folder: str | Path) -> Found:
     unfinished: dict[Path, Missing] = {}
     copies: list[tuple[Path, Path]] = []
     compared: list[dict[str, Any]] = []
-    cells = _grid_cells(folder)
-    for path in _candidates(folder):
+    files = list(_candidates(folder))
+    cells = _grid_cells(path for path in files if path.name == "grid.json")
+    for path in files:
+        if path.name == "grid.json":
+            continue
         if path.name == "diagnostics.json":
             compared += _read_json(path).get("pairs", [])
             continue
@@ -179,12 +184,14 @@ def find_runs(folder: str | Path) -> Found:
 
 
 def _candidates(folder: Path) -> Iterable[Path]:
-    """config.yaml of each run, and what `diagnose` wrote; checkpoints and models are not walked through."""
+    """config.yaml of each run, what `diagnose` and `grid` wrote; checkpoints and models are not walked through."""
     for root, folders, files in os.walk(folder):
         is_run = "config.yaml" in files
         folders[:] = sorted(
             name for name in folders if not name.startswith((".", "checkpoint-")) and not (is_run and name in _INSIDE)
         )
+        if "grid.json" in files:
+            yield Path(root, "grid.json")
         if is_run:
             yield Path(root, "config.yaml")
             inside = Path(root, "diagnostics", "diagnostics.json")
@@ -194,12 +201,13 @@ def _candidates(folder: Path) -> Iterable[Path]:
             yield Path(root, "diagnostics.json")
 
 
-def _grid_cells(folder: Path) -> dict[Path, str]:
-    """The directories of all cells of the grids below a folder, with the grids' names."""
+def _grid_cells(paths: Iterable[Path]) -> dict[Path, str]:
+    """The directories of all cells of grids, with the grids' names."""
     cells = {}
-    for depth in ("", "*/", "*/*/"):
-        for path in sorted(folder.glob(f"{depth}grid.json")):
-            grid = _read_json(path)
+    for path in paths:
+        grid = _read_json(path)
+        # Other programs write files of this name too.
+        if isinstance(grid, dict) and "name" in grid and isinstance(grid.get("cells"), list):
             for cell in grid["cells"]:
                 cells[(path.parent / cell["output_dir"]).resolve()] = grid["name"]
     return cells
@@ -245,8 +253,8 @@ def _pairs(compared: Sequence[dict[str, Any]], by_place: dict[Path, Run]) -> lis
 
     def look_up(text: str) -> Run | None:
         place = Path(text).resolve()
-        if place in by_place:
-            return by_place[place]
+        if place in by_place or place.exists():
+            return by_place.get(place)
         same = by_name.get(place.name, set())
         return known[next(iter(same))][1] if len(same) == 1 else None
 

@@ -130,12 +130,13 @@ def resampling(setting: Setting) -> Table | None:
     for i, n in enumerate(every):
         entries[i, 0] = Entry(setting.values(metric("soft_nll"), "sls", None, n), paper=figures.get(n))
         entries[i, 1] = Entry(setting.values(metric("entropy_correlation"), "sls", None, n))
+    scale = " The paper's are of 200 epochs." if setting.has_paper else ""
     rows = tuple("every epoch" if n == 1 else f"every {n} epochs" for n in every)
     reference = "every epoch" if 1 in every else None
     table = Table(
         "resampling",
         "Resampling probe",
-        caption("SLS whose sampled labels are held for several epochs.", reference, False, True),
+        caption(f"SLS whose sampled labels are held for several epochs.{scale}", reference, False, True),
         "labels drawn",
         columns,
         rows,

@@ -108,7 +108,8 @@ def _table(
     kept = {method: row for method, row in rows.items() if any(entry.values or entry.paper for entry in row)}
     if not any(entry.values for row in kept.values() for entry in row):
         return None
-    if reference not in kept or len(kept) < 2:
+    # The paper's figure alone is nothing that ours can be tested against.
+    if reference not in kept or not any(entry.values for entry in kept[reference]) or len(kept) < 2:
         reference = None
     methods = list(kept)
     table = Table(

@@ -16,12 +16,15 @@ AVERAGE = "average over settings"
 
 
 def relative_change(soft: Mapping[int, float], majority: Mapping[int, float]) -> dict[int, float]:
-    """(soft - majority) / |majority| by seed, for the seeds that both have; without those where it is undefined."""
-    return {
-        seed: (soft[seed] - majority[seed]) / abs(majority[seed])
-        for seed in sorted(soft.keys() & majority.keys())
-        if majority[seed] and np.isfinite(soft[seed] - majority[seed])
-    }
+    """(soft - majority) / majority by seed, for the seeds that both have.
+
+    Nothing if the majority's score is not above 0 in each of them: a change relative to a correlation around 0 says
+    nothing.
+    """
+    seeds = sorted(soft.keys() & majority.keys())
+    if not all(majority[seed] > 0 and np.isfinite(soft[seed]) for seed in seeds):
+        return {}
+    return {seed: (soft[seed] - majority[seed]) / majority[seed] for seed in seeds}
 
 
 def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
@@ -46,20 +49,24 @@ def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
             j += 2
             if title != "accuracy":
                 change = {seed: 100 * value for seed, value in relative_change(soft, majority).items()}
-                entries[i, j] = Entry(change)
-                changes.setdefault(j, []).append(change)
+                if change:
+                    entries[i, j] = Entry(change)
+                    changes.setdefault(j, []).append(change)
+                else:
+                    changes.setdefault(j, [])
                 j += 1
     rows = [setting.name for setting in kept]
     published = {"KL": Published(-100 * KL_REDUCTION), "entropy correlation": Published(100 * CORRELATION_GAIN)}
     for j, parts in changes.items():
-        seeds = set.intersection(*(set(part) for part in parts))
+        seeds = set.intersection(*(set(part) for part in parts)) if parts else set()
         mean = {seed: float(np.mean([part[seed] for part in parts])) for seed in sorted(seeds)}
         paper = published[columns[j].title.split(",")[0]]
         entries[len(kept), j] = Entry(mean, paper=paper)
     table = Table(
         "soft_vs_hard",
         "Soft labels against the majority's label",
-        "All votes of each training example. Change: (soft - majority) / |majority|, by seed. Mean ± SD over seeds. "
+        "All votes of each training example. Change: (soft - majority) / majority, by seed, where the majority's is "
+        "above 0 in each. Mean ± SD over seeds. "
         "p: paired Wilcoxon of soft against majority, two-sided; Holm over all tests of the table. The paper's are "
         "averages over ChaosNLI, POPQUORN and CIFAR-10H at its own scale.",
         "setting",

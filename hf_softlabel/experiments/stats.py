@@ -35,6 +35,24 @@ class PairedTest:
     p_two_sided: float
     agree: int
 
+    @property
+    def lower(self) -> bool:
+        """The direction that the ranks point to, which a few seeds can make another than that of the mean."""
+        return self.p_less < self.p_greater
+
+
+def paired_differences(values: Sequence[float], others: Sequence[float]) -> np.ndarray:
+    """values - others (n,), to twelve significant digits of the largest score.
+
+    Accuracies are fractions k / N: equal steps of them differ in their last bits, and would not be ties.
+    """
+    a, b = np.asarray(values, float), np.asarray(others, float)
+    largest = max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))
+    if not np.isfinite(largest) or largest == 0:
+        return a - b
+    step = 10.0 ** (math.floor(math.log10(largest)) - 12)
+    return np.round((a - b) / step) * step
+
 
 def paired_test(differences: Sequence[float]) -> PairedTest:
     """Test differences (n,) of paired seeds; pairs without a difference are left out of the ranks, as Wilcoxon did."""

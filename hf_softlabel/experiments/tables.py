@@ -14,7 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .stats import ALPHA, PairedTest, holm, paired_test, seeds_for_power, seeds_to_reach, smallest_p
+from .stats import (
+    ALPHA,
+    PairedTest,
+    holm,
+    paired_differences,
+    paired_test,
+    seeds_for_power,
+    seeds_to_reach,
+    smallest_p,
+)
 
 ARROWS = {True: " ↓", False: " ↑", None: ""}
 
@@ -126,7 +135,7 @@ def with_tests(table: Table, reference_of: Callable[[int, int], tuple[int, int] 
         if other is None:
             continue
         seeds = sorted(entry.values.keys() & other.values.keys())
-        differences = [entry.values[seed] - other.values[seed] for seed in seeds]
+        differences = paired_differences([entry.values[s] for s in seeds], [other.values[s] for s in seeds])
         if len(seeds) < 2 or not np.isfinite(differences).all():
             continue
         test, lower = paired_test(differences), table.columns[j].lower
@@ -234,13 +243,14 @@ def comparison_text(table: Table, entry: Entry) -> str:
     return f"p {p_value(shown_p(table, entry))}, Holm {p_value(shown_holm(table, entry))}"
 
 
-def paper_text(entry: Entry, column: Column) -> str:
+def paper_text(entry: Entry) -> str:
     """`0.5052 ± 0.0263 (p 0.031)` of the paper, blank where it has none."""
     if entry.paper is None:
         return ""
     mean, sd, p = entry.paper
-    spread = "" if sd is None else f" ± {number(sd, column.digits)}"
-    return f"{number(mean, column.digits)}{spread}" + ("" if p is None else f" (p {p_value(p)})")
+    # With the digits that it has, not with ours.
+    spread = "" if sd is None else f" ± {sd:.10g}"
+    return f"{mean:.10g}{spread}" + ("" if p is None else f" (p {p_value(p)})")
 
 
 def seeds_text(table: Table, row: int) -> str:
@@ -270,7 +280,7 @@ def to_markdown(table: Table) -> str:
             text = f"**{text}**" if i in best_rows(table, j) else text
             cells.append("<br>".join(part for part in (text, comparison_text(table, entry)) if part))
         lines.append("| " + " | ".join([row, seeds_text(table, i), *cells]) + " |")
-        paper = [paper_text(table.entry(i, j), column) for j, column in enumerate(table.columns)]
+        paper = [paper_text(table.entry(i, j)) for j in range(len(table.columns))]
         if any(paper):
             lines.append("| " + " | ".join([f"*{row}, paper*", "", *paper]) + " |")
     return "\n".join(lines) + "\n"
@@ -297,27 +307,32 @@ def to_latex(table: Table) -> str:
             test = _latex(comparison_text(table, entry))
             cells.append(text + (rf" \scriptsize({test})" if test else ""))
         lines.append(" & ".join([_latex(row), seeds_text(table, i), *cells]) + r" \\")
-        paper = [_latex(paper_text(table.entry(i, j), column)) for j, column in enumerate(table.columns)]
+        paper = [_latex(paper_text(table.entry(i, j))) for j in range(len(table.columns))]
         if any(paper):
             lines.append(" & ".join([r"\quad\textit{paper}", "", *paper]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{mark: f"\\{mark}" for mark in "&%#_${}"},
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        "²": "$^2$",
+        "±": r"$\pm$",
+        "↓": r"$\downarrow$",
+        "↑": r"$\uparrow$",
+        "λ": r"$\lambda$",
+    }
+)
+
+
 def _latex(text: str) -> str:
-    for plain, escaped in (
-        ("\\", r"\textbackslash{}"),
-        ("&", r"\&"),
-        ("%", r"\%"),
-        ("#", r"\#"),
-        ("_", r"\_"),
-        ("<", "$<$"),
-        ("±", r"$\pm$"),
-        ("↓", r"$\downarrow$"),
-        ("↑", r"$\uparrow$"),
-        ("λ", r"$\lambda$"),
-    ):
-        text = text.replace(plain, escaped)
-    return text
+    return text.translate(_LATEX)
 
 
 CSV_FIELDS = (
@@ -342,7 +357,9 @@ def to_csv(tables: Sequence[Table]) -> str:
 def _csv_line(table: Table, row: str, column: Column, entry: Entry) -> dict[str, object]:
     line: dict[str, object] = {"table": table.key, "row": row, "column": column.title, "n": len(entry.values)}
     if entry.values:
-        line |= {"mean": entry.mean, "sd": entry.sd, "seeds": " ".join(map(str, entry.values))}
+        line |= {"mean": entry.mean, "sd": entry.sd}
+        if table.unit == "seeds":
+            line["seeds"] = " ".join(map(str, entry.values))
         line["values"] = " ".join(map(repr, entry.values.values()))
     if entry.test is not None:
         test = entry.test

@@ -66,6 +66,12 @@ def publish_report(
         raise VotesError(f"W&B did not take the report for {entity_project}: {error}") from None
 
 
+def check_login(entity_project: str) -> None:
+    """Refuse a name that is none, and a server that cannot be used."""
+    check_project(entity_project)
+    _api()
+
+
 def check_project(entity_project: str) -> tuple[str, str]:
     """Entity and project of `entity/project`."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", entity_project):
