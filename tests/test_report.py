@@ -156,3 +156,16 @@ def test_one_run_is_enough_and_the_report_below_it_is_not_read_as_one(tmp_path):
         assert main(["report", str(tmp_path)]) == 0
     assert (tmp_path / "report" / "report.html").exists()
     assert len(build_report(tmp_path).runs) == 1
+
+
+def test_a_wandb_report_without_a_login_is_refused_before_the_work(folder, tmp_path, monkeypatch, capsys):
+    import wandb
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    wandb.teardown()
+    assert main(["report", str(folder), "--output_dir", str(tmp_path / "out"), "--wandb", "me/votes"]) == 2
+    assert "no login" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    wandb.teardown()
