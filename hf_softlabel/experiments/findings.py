@@ -161,11 +161,11 @@ def _nothing_in(silent: Sequence[tuple[Table, Sequence[Test]]]) -> str:
     parts, hopeless = [], []
     for table, tests in silent:
         pairs, _, needed = _family(table, tests)
-        parts.append(f"{table.title.lower()}{_where(table, tests)} ({pairs} paired seeds)")
+        parts.append(f"{table.title}{_where(table, tests)} ({pairs} paired seeds)")
         if pairs < needed:
             hopeless.append(needed)
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    sentence = f"Nothing passes Holm in the {listed}."
+    sentence = f"Nothing passes Holm in: {listed}."
     if len(hopeless) < len(parts):
         return f"{sentence} That does not show that the deliveries are equal."
     seeds = str(min(hopeless)) if min(hopeless) == max(hopeless) else f"{min(hopeless)} to {max(hopeless)}"
