@@ -1,12 +1,15 @@
-"""What a dry run says of cells that it could time, could not time, and could time only in part."""
+"""What a grid says before and after: cells that could be timed or not, and cells that were tracked offline."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from hf_softlabel.cli import main
+from hf_softlabel.experiments.grid import log_file, read_grid
+from hf_softlabel.experiments.launch import offline_hint
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -33,3 +36,20 @@ def test_cells_that_cannot_be_timed_are_listed_beside_the_others(tmp_path, monke
 def test_a_recipe_given_to_grid_is_called_one(capsys):
     assert main(["grid", str(RECIPES / "synthetic/soft.yaml")]) == 2
     assert "is a recipe, for `hf-softlabel train`" in capsys.readouterr().err
+
+
+def test_a_grid_says_how_to_send_what_its_cells_tracked_offline(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("g.yaml").write_text(f"recipe: {RECIPES / 'synthetic/soft.yaml'}\naxes: {{seed: [0, 1, 2]}}\n")
+    grid = read_grid("g.yaml")
+    logs = [log_file(grid, cell) for cell in grid.cells]
+    logs[0].parent.mkdir(parents=True)
+    assert offline_hint(grid) is None
+    for log, line in zip(
+        logs, ("To send it: wandb sync a/b\n", "nothing\n", "wandb sync c\nwandb sync c\n"), strict=True
+    ):
+        log.write_text(line)
+    hint = offline_hint(grid)
+    assert hint.startswith("2 cells were tracked offline")
+    command = hint.partition("To send to W&B: ")[2].removesuffix(" | sh")
+    assert subprocess.check_output(command, shell=True, text=True) == "wandb sync a/b\nwandb sync c\n"

@@ -89,6 +89,8 @@ class LocalRun:
             view.close(f"stopped{left}. The same command goes on where it was.", self._states())
             return 128 + self.signals[0]
         view.close()
+        if hint := offline_hint(self.grid):
+            print(hint)
         if self.failed:
             print(failure_report(self.grid, self.failed), flush=True)
         return 1 if self.failed else 0
@@ -225,6 +227,19 @@ class LocalRun:
             os.close(one.lock)
             self.waiting.append(one.cell)
         self.running = []
+
+
+def offline_hint(grid: Grid) -> str | None:
+    """How to send what cells tracked offline: each said so at its end, where nobody reads it."""
+    logs = [log_file(grid, cell) for cell in grid.cells]
+    offline = sum(b"wandb sync " in log.read_bytes() for log in logs if log.exists())
+    if not offline:
+        return None
+    where = shlex.quote(str(logs[0].parent))
+    return (
+        f"{offline} cell{'s were' if offline > 1 else ' was'} tracked offline. To send to W&B: "
+        f"grep -ho 'wandb sync .*' {where}/*.log | sort -u | sh"
+    )
 
 
 def _signal_group(process: subprocess.Popen, number: int) -> None:
