@@ -22,6 +22,7 @@ from .cli_help import (
     SCORE_EXAMPLES,
     TRAIN_HELP,
 )
+from .cli_hub import add_push, run_push
 from .data.errors import VotesError
 
 
@@ -124,11 +125,13 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     diagnose.add_argument("--ood_sources", help="folder with the authors' files, for OOD sets such as popquorn")
     diagnose.add_argument("--output_dir", metavar="DIR", help="for numbers and pictures (default: RUN/diagnostics)")
     add_report(commands, style)
+    add_push(commands, style)
     return parser, {
         "demo": _demo,
         "train": _train,
         "grid": run_grid,
         "report": run_report,
+        "push": run_push,
         "score": _score,
         "calibrate": _calibrate,
         "diagnose": _diagnose,

@@ -74,6 +74,14 @@ REPORT_EXAMPLES = """examples:
   hf-softlabel report runs --output_dir reports/all --title "Deliveries on CIFAR-10H"
   hf-softlabel report runs --wandb my-team/votes
 """
+PUSH_DESCRIPTION = """Push a finished run to the Hub in one commit: the model, its tokenizer or image processor, the
+fitted scaling and sets, metrics.json, and a card with the votes it was trained on, its scores with references and
+intervals, a reliability diagram, how to use it, the data's licence and its limits. A new repository is private unless
+--public is given. The run directory stays as it is."""
+PUSH_EXAMPLES = """examples:
+  hf-softlabel push runs/synthetic-sls-seed3 --repo my-name/textures
+  hf-softlabel push runs/nli --repo my-team/nli-votes --public
+"""
 TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
 
 Train the model of a recipe and write a run directory: config.yaml, metrics.json, history.jsonl, predictions.parquet,

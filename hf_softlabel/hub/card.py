@@ -1,0 +1,341 @@
+"""A model card from a run directory: whose votes, delivered how, which scores, how to use it, and its limits."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from ..conformal import VOTE_COVERAGE_NAME, VoteCoverage
+from ..metrics.summary import NAMES, TITLES
+from ..scaling import SCALING_NAME, Scaling
+from ..score import Score, Scored, score_predictions
+from .data_facts import DataFacts, data_facts, is_hub_id
+
+RELIABILITY_NAME = "reliability.png"
+PIPELINES = {
+    "text": "text-classification",
+    "pair": "text-classification",
+    "choice": "multiple-choice",
+    "image": "image-classification",
+}
+DELIVERED = {
+    "soft": "the whole vote distribution of an example is the target of the cross-entropy",
+    "sls": "one label per example is drawn from its votes, anew each epoch",
+    "multipass": "one real vote per example and epoch, in a shuffled cycle through all of them",
+    "deterministic_control": "multipass in another order of the same votes",
+    "shuffled_sls": "labels are drawn from the votes of another example",
+    "majority": "only the most frequent label of each example; ties are broken at random",
+    "label_smoothing": "only the most frequent label of each example, smoothed",
+    "mixup": "examples and their targets are mixed in pairs",
+    "posterior_sls": "one label per example is drawn each epoch from the Dirichlet posterior of its votes",
+}
+SETTINGS = {
+    "sls": ("resample_every",),
+    "label_smoothing": ("label_smoothing_epsilon",),
+    "mixup": ("mixup_alpha", "mixup_targets"),
+    "posterior_sls": ("prior_strength",),
+}
+# In the order of the table; the run's train mean is not there when it was trained on a stream.
+REFERENCES = {"floor": "own votes", "human": "human half", "train_mean": "train mean", "uniform": "uniform"}
+OURS = ("resnet18", "resnet34", "synthetic-bert")
+
+Task = Literal["text", "pair", "choice", "image"]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a card is written from.
+
+    Args:
+        config: of the run, fully resolved.
+        metrics: of the run.
+        scored: its held-out predictions, with references and intervals.
+        names: the classes, in the order of the logits.
+        scaling, sets: if there was a calibration split.
+        code: the model's code comes with it.
+    """
+
+    repo_id: str
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+    scored: Scored
+    names: list[str]
+    task: Task
+    data: DataFacts
+    scaling: Scaling | None
+    sets: VoteCoverage | None
+    code: bool
+
+
+def model_card(run: Path, repo_id: str) -> str:
+    """YAML metadata and Markdown for a finished run as `repo_id` (`owner/name`): the same run, the same card."""
+    return write_card(run_facts(run, repo_id))
+
+
+def run_facts(run: Path, repo_id: str) -> ModelFacts:
+    """Read what the card says from a finished run."""
+    run, model = Path(run), Path(run) / "model"
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    described = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    names = [name for _, name in sorted((int(key), name) for key, name in described["id2label"].items())]
+    return ModelFacts(
+        repo_id=repo_id,
+        config=config,
+        metrics=json.loads((run / "metrics.json").read_text(encoding="utf-8")),
+        scored=score_predictions([run], ordinal=bool(config.get("ordinal"))),
+        names=names,
+        task=_task(config, described["architectures"][0]),
+        data=data_facts(config),
+        scaling=Scaling.load(model) if (model / SCALING_NAME).exists() else None,
+        sets=VoteCoverage.load(model) if (model / VOTE_COVERAGE_NAME).exists() else None,
+        code="auto_map" in described,
+    )
+
+
+def _task(config: dict[str, Any], architecture: str) -> Task:
+    if architecture.endswith("ForMultipleChoice"):
+        return "choice"
+    if architecture.endswith("ForImageClassification"):
+        return "image"
+    return "pair" if config["dataset"] == "chaosnli" or len(config.get("text_columns") or ()) == 2 else "text"
+
+
+def write_card(facts: ModelFacts) -> str:
+    """The whole card."""
+    parts = [
+        f"# {facts.repo_id.split('/')[-1]}",
+        _introduction(facts),
+        f"## Use\n\n{_usage(facts)}",
+        f"## Votes\n\n{_votes(facts)}",
+        f"## Scores\n\n{_scores(facts)}",
+        f"## Limits\n\n{_limits(facts)}",
+        f"## Licence and citation\n\n{_licence(facts)}",
+    ]
+    return f"---\n{metadata(facts).to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def metadata(facts: ModelFacts) -> ModelCardData:
+    """What the Hub reads: task, tags, data, and each score as a result of the `model-index`."""
+    config, scores = facts.config, facts.scored.scores[0]
+    results = [
+        EvalResult(
+            task_type=PIPELINES[facts.task],
+            dataset_type=facts.data.hub_ids[0] if facts.data.hub_ids else config["dataset"],
+            dataset_name=facts.data.title,
+            dataset_config=config.get("subset"),
+            dataset_split="held out",
+            metric_type=name,
+            metric_name=TITLES[name],
+            metric_value=round(score.value, 6),
+        )
+        for name, score in scores.items()
+        if math.isfinite(score.value)
+    ]
+    code = ["custom_code"] if facts.code else []
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag=PIPELINES[facts.task],
+        base_model=_base(config),
+        datasets=list(facts.data.hub_ids) or None,
+        tags=["hf_softlabel", "annotator-votes", "soft-labels", config["delivery"], *code],
+        model_name=facts.repo_id.split("/")[-1],
+        eval_results=results,
+    )
+
+
+def _base(config: dict[str, Any]) -> str | None:
+    """The Hub id that the weights are from. A folder of this machine has none that others could use."""
+    name = config["model"]
+    if name in OURS or config.get("from_scratch") or Path(name).exists():
+        return None
+    return name if is_hub_id(name) else None
+
+
+def _introduction(facts: ModelFacts) -> str:
+    config, base = facts.config, _base(facts.config)
+    if base:
+        origin = f"fine-tuned from [{base}](https://huggingface.co/{base})"
+    elif config["model"] in OURS or config.get("from_scratch"):
+        origin = f"{Path(config['model']).name}, trained from random weights"
+    else:
+        origin = "fine-tuned from a checkpoint that is not on the Hub"
+    return (
+        f"This model predicts how people's votes are spread over {len(facts.names)} classes "
+        f"({', '.join(facts.names)}), not only which class most of them choose. It is {origin}, with "
+        f"hf_softlabel {facts.metrics['versions']['hf_softlabel']}, on the votes of {_data_name(facts)}."
+    )
+
+
+def _data_name(facts: ModelFacts) -> str:
+    subset = facts.config.get("subset")
+    return f"{facts.data.title} ({subset})" if subset else facts.data.title
+
+
+def _usage(facts: ModelFacts) -> str:
+    repo = facts.repo_id
+    if facts.task == "choice":
+        lines = [
+            "from transformers import AutoModelForMultipleChoice, AutoTokenizer",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
+            f'model = AutoModelForMultipleChoice.from_pretrained("{repo}")',
+            'inputs = tokenizer(["What was first."] * 2, ["One choice.", "The other."], padding=True, '
+            'return_tensors="pt")',
+            "print(model(**{key: value[None] for key, value in inputs.items()}).logits.softmax(-1))",
+        ]
+        return _python(lines)
+    example = {
+        "text": '"Any text."',
+        "pair": '{"text": "A premise.", "text_pair": "A hypothesis."}',
+        "image": '"photo.png"',
+    }[facts.task]
+    trust = ", trust_remote_code=True" if facts.code else ""
+    lines = [
+        "from transformers import pipeline",
+        "",
+        f'classify = pipeline("{PIPELINES[facts.task]}", model="{repo}", top_k=None{trust})',
+        f"print(classify({example}))",
+    ]
+    text = _python(lines)
+    if facts.code:
+        text += (
+            "\n\n`trust_remote_code=True` runs the model's code, `resnet.py`, and needs timm; with hf_softlabel "
+            "installed, `import hf_softlabel.models` does without it."
+        )
+    if facts.scaling is not None:
+        text += f"\n\n{_calibrated_usage(facts)}"
+    return text
+
+
+def _calibrated_usage(facts: ModelFacts) -> str:
+    kind = "a temperature" if facts.scaling.bias is None else "a scale and a bias for each class"
+    inputs = {
+        "text": 'classify.tokenizer("Any text.", return_tensors="pt")',
+        "pair": 'classify.tokenizer("A premise.", "A hypothesis.", return_tensors="pt")',
+        "image": 'classify.image_processor(Image.open("photo.png").convert("RGB"), return_tensors="pt")',
+    }[facts.task]
+    lines = ["from PIL import Image"] if facts.task == "image" else []
+    lines += [
+        "from hf_softlabel.scaling import Scaling",
+        "",
+        f"logits = classify.model(**{inputs}).logits",
+        f'print(Scaling.load("{facts.repo_id}")(logits).softmax(-1))',
+    ]
+    return (
+        f"These are the probabilities before calibration. `{SCALING_NAME}` has {kind}, fitted to the votes of "
+        f"{facts.scaling.examples:,} further examples:\n\n{_python(lines)}"
+    )
+
+
+def _python(lines: list[str]) -> str:
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _votes(facts: ModelFacts) -> str:
+    config, metrics, examples = facts.config, facts.metrics, facts.scored.examples
+    per_example = examples.votes.sum(-1)
+    trained = "a stream" if metrics["train_examples"] is None else f"{metrics['train_examples']:,} examples"
+    if config.get("votes_per_example"):
+        trained += f", with {config['votes_per_example']} votes each, drawn from all"
+    held_out = f"{len(per_example):,} examples"
+    if (per_example > 1.5).any():
+        held_out += f", with {per_example.min():g} to {per_example.max():g} votes each (mean {per_example.mean():.1f})"
+    delivery = config["delivery"]
+    settings = "".join(f", `{key}: {config[key]}`" for key in SETTINGS.get(delivery, ()))
+    processes = "1 process" if metrics["world_size"] == 1 else f"{metrics['world_size']} processes"
+    rows = {
+        "Data": _data_name(facts),
+        "Who voted": facts.data.voters,
+        "Trained on": trained,
+        "Delivery": f"**{delivery}**{settings}: {DELIVERED[delivery]}",
+        "Held out": held_out,
+        "Training": f"{metrics['epochs']:g} epochs, seed {metrics['seed']}, {processes}",
+        "Label stream": f"`{metrics['ledger_digest']}` (two runs with one digest saw the same labels)",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _scores(facts: ModelFacts) -> str:
+    scored = facts.scored
+    shown = {key: name for key, name in REFERENCES.items() if key in scored.references}
+    lines = [
+        f"| score | this model | 95% interval | {' | '.join(shown.values())} |",
+        f"|---|---|---|{'---|' * len(shown)}",
+    ]
+    for name, score in scored.scores[0].items():
+        arrow = {True: " ↓", False: " ↑", None: ""}[NAMES[name]]
+        cells = [_cell(scored.references[key].get(name)) for key in shown]
+        lines.append(f"| {TITLES[name]}{arrow} | {_cell(score.value)} | {_interval(score)} | {' | '.join(cells)} |")
+    hard = "the gold label" if scored.hard_label == "gold" else "the votes' majority, for not all have a gold label"
+    notes = [
+        "\n".join(lines),
+        "Less is better where the arrow points down. *Own votes*: the votes themselves as predictions, whose soft NLL "
+        "is the entropy floor. *Human half*: one half of each example's annotators as predictors of the other half. "
+        "*Train mean*: the mean of the training votes for every example. Intervals are from "
+        f"{scored.resamples:,} bootstrap resamples of the held-out examples. The hard label is {hard}.",
+    ]
+    undefined = [f"{TITLES[name]}: {one.undefined}" for name, one in scored.scores[0].items() if one.undefined]
+    if undefined:
+        notes.append(f"Undefined here (-): {'; '.join(undefined)}.")
+    if facts.scaling is not None:
+        after = facts.metrics["scaled"]
+        notes.append(
+            f"After calibration by `{SCALING_NAME}`: soft NLL {_cell(after['soft_nll'])}, ECE against annotators "
+            f"{_cell(after['ece_equal_mass_soft'])}."
+        )
+    if facts.sets is not None:
+        found = facts.metrics["vote_coverage"]
+        low, high = found["covered_interval"]
+        notes.append(
+            f"`{VOTE_COVERAGE_NAME}` makes sets of classes that were to hold {facts.sets.coverage:.0%} of the votes. "
+            f"They hold {found['covered']:.1%} (95% interval {low:.1%} to {high:.1%}), in {found['set_size']:.2f} "
+            "classes on average."
+        )
+    notes.append(f"![Reliability diagram: the annotators' share of the predicted class]({RELIABILITY_NAME})")
+    return "\n\n".join(notes)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+def _interval(score: Score) -> str:
+    if score.interval is None or any(map(math.isnan, score.interval)):
+        return "-"
+    return f"{score.interval[0]:.4f} to {score.interval[1]:.4f}"
+
+
+def _limits(facts: ModelFacts) -> str:
+    config = facts.config
+    limits = [
+        "The votes are those of the people named above, on inputs like those of this data set. Other people may "
+        "disagree about other things, and on other inputs the probabilities mean little.",
+        f"The scores are of one run (seed {facts.metrics['seed']}) on held-out examples of the same source. The "
+        "intervals say how sure they are given this run; another seed gives another model.",
+    ]
+    if config.get("load_best_model_at_end"):
+        limits.append(
+            f"The checkpoint was chosen by {config['metric_for_best_model']} on the same held-out examples, so on new "
+            "ones the scores may be a little worse."
+        )
+    majority = config["delivery"] == "mixup" and config.get("mixup_targets") == "majority"
+    if majority or config["delivery"] in ("majority", "label_smoothing"):
+        limits.append("It has seen the majority only: what its probabilities say about disagreement is not learnt.")
+    if config["delivery"] == "shuffled_sls":
+        limits.append("It is a control, trained on the votes of other examples: it is of no use for predictions.")
+    if config["dataset"] == "synthetic":
+        limits.append("The data is generated: the model is a demonstration.")
+    if facts.scaling is None:
+        limits.append("Its probabilities were not calibrated after the training.")
+    return "\n".join(f"- {limit}" for limit in limits)
+
+
+def _licence(facts: ModelFacts) -> str:
+    text = f"{facts.data.licence} The model's own licence is for its authors to choose, in keeping with the data's."
+    return f"{text}\n\n```bibtex\n{facts.data.citation}\n```" if facts.data.citation else text

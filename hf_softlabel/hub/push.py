@@ -1,0 +1,157 @@
+"""Push a finished run to the Hub, in one commit: model, tokenizer or image processor, calibration, scores and card.
+
+Nothing of the run directory changes, and nothing but what is listed here leaves it: `config.yaml` and
+`training_args.bin` know paths of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from ..data.errors import VotesError
+
+# A pickle with every argument of the training.
+NOT_PUBLISHED = ("training_args.bin",)
+METRICS_NAME = "metrics.json"
+CARD_NAME = "README.md"
+
+
+def push_run(
+    run: str | Path,
+    repo_id: str,
+    private: bool = True,
+    token: str | None = None,
+    overwrite: bool = False,
+    message: str = "Push a run of hf_softlabel",
+) -> str:
+    """Push a finished run as the model `repo_id`, and return its address. A run that is there already is left alone.
+
+    Args:
+        private: of a new repository; a public one is only pushed to with `private=False`.
+        token: with write access; by default HF_TOKEN, or that of `hf auth login`.
+        overwrite: replace what the repository holds of another model.
+    """
+    run = Path(run)
+    check_repo_id(repo_id)
+    check_finished(run)
+    # The Hub is asked first: the card's intervals take a while, and are in vain if it refuses.
+    with hub_errors(repo_id, token):
+        api = HfApi(token=token)
+        address = api.create_repo(repo_id, private=private, exist_ok=True)
+        info = api.model_info(repo_id)
+        if private and not info.private:
+            raise VotesError(f"{repo_id} exists and is public: push to it with --public, or choose another name.")
+        there = {item.rfilename for item in info.siblings or ()} - {".gitattributes"}
+        if there and not overwrite and not _is_there(api, repo_id, run / METRICS_NAME, there):
+            raise VotesError(
+                f"{repo_id} exists and holds another model. Choose another name, or replace it with --overwrite."
+            )
+    files = run_files(run, repo_id)
+    # What lies in folders, as checkpoints do, is not the model's.
+    stale = sorted(name for name in there - files.keys() if "/" not in name)
+    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+    operations += [CommitOperationDelete(name) for name in stale]
+    with hub_errors(repo_id, token):
+        api.create_commit(repo_id, operations, commit_message=message)
+    return str(address)
+
+
+def _is_there(api: HfApi, repo_id: str, metrics: Path, there: set[str]) -> bool:
+    """Whether the repository holds this very run: no two have the same scores and label stream."""
+    if METRICS_NAME not in there:
+        return False
+    return Path(api.hf_hub_download(repo_id, METRICS_NAME)).read_bytes() == metrics.read_bytes()
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Refuse a name that the Hub would not have."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise VotesError(f"{repo_id!r} is no name of a repository: {error}") from None
+    if "/" not in repo_id:
+        raise VotesError(f"The repository needs its owner too: owner/{repo_id}.")
+
+
+def check_finished(run: Path) -> None:
+    """Refuse a folder that has no finished run."""
+    if not (run / "DONE").exists() or not (run / "model" / "config.json").exists():
+        raise VotesError(
+            f"{run} is not a finished run of `hf-softlabel train`: it has no DONE, or no model/config.json. "
+            "Start its recipe again to finish it."
+        )
+
+
+def run_files(run: Path, repo_id: str) -> dict[str, bytes | str]:
+    """What is pushed of a run, by its name in the repository: contents, or the path of a file of any size."""
+    from ..figures import reliability_diagram
+    from ..figures.style import render
+    from .card import RELIABILITY_NAME, model_card
+
+    card = model_card(run, repo_id)
+    return {
+        **model_files(run / "model"),
+        METRICS_NAME: (run / METRICS_NAME).read_bytes(),
+        RELIABILITY_NAME: render(reliability_diagram(run), "png"),
+        CARD_NAME: card.encode(),
+    }
+
+
+def model_files(folder: Path) -> dict[str, bytes | str]:
+    """The files of a saved model that are of use to others."""
+    files: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in NOT_PUBLISHED and path.suffix != ".part":
+            files[name] = _config(path) if name.endswith("config.json") else str(path)
+    return files
+
+
+def _config(path: Path) -> bytes:
+    """A configuration without what is true on this machine only, and with the loss that the model was trained by."""
+    text = path.read_text(encoding="utf-8")
+    values = json.loads(text)
+    kept = {key: value for key, value in values.items() if not (isinstance(value, str) and os.path.isabs(value))}
+    if kept.get("problem_type") not in (None, "single_label_classification"):
+        # Of the checkpoint that was fine-tuned: a pipeline would put a sigmoid on every class.
+        kept["problem_type"] = "single_label_classification"
+    return text.encode() if kept == values else json.dumps(kept, indent=2).encode()
+
+
+@contextmanager
+def hub_errors(repo_id: str, token: str | None = None) -> Iterator[None]:
+    """Say what went wrong between us and the Hub, what to do about it, and nothing that is secret."""
+    try:
+        yield
+    except (HTTPError, OSError, RuntimeError) as error:
+        # The client's threads, which send the large files, tell only of the file and keep the reason behind it.
+        found = error.__cause__ if isinstance(error, RuntimeError) else error
+        if not isinstance(found, (HTTPError, OSError)):
+            raise
+        raise VotesError(_trouble(repo_id, found, token)) from None
+
+
+def _trouble(repo_id: str, error: Exception, token: str | None) -> str:
+    status, said = None, None
+    if isinstance(error, HfHubHTTPError):
+        status, said = error.response.status_code, error.server_message
+    reason = " ".join((said or str(error) or type(error).__name__).split()).rstrip(".")
+    for secret in (token, os.environ.get("HF_TOKEN")):
+        reason = reason.replace(secret, "<token>") if secret else reason
+    if status in (401, 403) or isinstance(error, LocalTokenNotFoundError):
+        return (
+            f"The Hub does not let you write to {repo_id}: {reason}. Log in with `hf auth login`, or give a token "
+            "with write access (HF_TOKEN, or --token of `push`)."
+        )
+    return (
+        f"The push to {repo_id} broke off: {reason}. What is on this disk is as it was; for a finished run, "
+        f"`hf-softlabel push RUN_DIR --repo {repo_id}` tries again."
+    )

@@ -1,0 +1,293 @@
+"""Models that are pushed to a Hub over HTTP, and loaded again in new processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from loopback.hub_writer import Hub, metadata_flaws, serve
+from PIL import Image
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+
+from hf_softlabel import load_model
+from hf_softlabel.cli import main
+from hf_softlabel.data.errors import VotesError
+from hf_softlabel.data.synthetic import load_synthetic
+from hf_softlabel.hub.push import push_run
+
+ROOT = Path(__file__).parents[1]
+TOKEN = "hf_RecognisableSecret"
+CLASSES = ["against", "unsure", "for"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("hub_push")
+
+
+@pytest.fixture(scope="module")
+def text_run(folder) -> Path:
+    """A run on a table and from a checkpoint that lie at absolute paths; the checkpoint was trained with BCE."""
+    model, tokenizer = load_model("synthetic-bert", CLASSES, task="text")
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(folder / "checkpoint")
+    tokenizer.save_pretrained(folder / "checkpoint")
+    data = load_synthetic("text", size=80)
+    lines = [f"{row['text']},{','.join(map(str, row['votes']))}" for row in data]
+    (folder / "votes.csv").write_text("\n".join([f"text,{','.join(CLASSES)}", *lines]) + "\n")
+    recipe = {
+        "dataset": "table",
+        "sources": str(folder / "votes.csv"),
+        "label_columns": CLASSES,
+        "text_columns": ["text"],
+        "delivery": "soft",
+        "model": str(folder / "checkpoint"),
+        "output_dir": str(folder / "text"),
+        **TRAINING,
+    }
+    return trained(folder, recipe)
+
+
+@pytest.fixture(scope="module")
+def image_run(folder) -> Path:
+    recipe = yaml.safe_load((ROOT / "recipes/synthetic/sls.yaml").read_text())
+    size = {"calibration_fraction": 0.5, "num_train_epochs": 4, "output_dir": str(folder / "image")}
+    return trained(folder, recipe | TRAINING | size)
+
+
+TRAINING = {
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 32,
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "seed": 0,
+}
+
+
+def trained(folder: Path, recipe: dict) -> Path:
+    out = Path(recipe["output_dir"])
+    path = folder / f"{out.name}.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    assert main(["train", str(path)]) == 0
+    return out
+
+
+@pytest.fixture
+def hub():
+    with serve({TOKEN: "someone"}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def here(hub, monkeypatch, tmp_path) -> Hub:
+    """The clients of this very process use the Hub; in new processes HF_ENDPOINT says so."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return hub
+
+
+def environment(hub: Hub, home: Path, token: str | None = TOKEN) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    kept |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return kept | ({"HF_TOKEN": token} if token else {})
+
+
+def push(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
+    """`hf-softlabel push` as a user runs it."""
+    command = [sys.executable, "-m", "hf_softlabel", "push", *words]
+    return subprocess.run(command, env=environment(hub, home, token), capture_output=True, text=True, timeout=120)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+RELOAD = """
+import json, re, sys
+import numpy as np, torch
+if "without" in sys.argv:
+    sys.modules["hf_softlabel"] = None  # as if it were not installed
+elif "image" in sys.argv:
+    import hf_softlabel.models
+import transformers
+from huggingface_hub import hf_hub_download
+
+repo, auto = sys.argv[1:3]
+trust = {"trust_remote_code": True} if "without" in sys.argv else {}
+model = getattr(transformers, auto).from_pretrained(repo, **trust).eval()
+inputs = {key: torch.from_numpy(value) for key, value in np.load("inputs.npz").items()}
+with torch.no_grad():
+    np.save(sys.argv[3], model(**inputs).logits.numpy())
+card = open(hf_hub_download(repo, "README.md")).read()
+blocks = re.findall(r"```python\\n(.*?)```", card, re.S)
+names = {}
+for block in blocks[: 1 if "without" in sys.argv else None]:
+    assert len([line for line in block.splitlines() if line]) <= 5
+    exec(block, names)
+"""
+
+
+def reload(hub: Hub, folder: Path, repo: str, auto: str, *more: str) -> tuple[np.ndarray, str]:
+    """Logits for inputs.npz, and what the card's own code prints, in a new process."""
+    out = folder / "logits.npy"
+    done = subprocess.run(
+        [sys.executable, "-c", RELOAD, repo, auto, str(out), *more],
+        env=environment(hub, folder / "home"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return np.load(out), done.stdout
+
+
+def local_logits(auto, run: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    model = auto.from_pretrained(run / "model").eval()
+    with torch.no_grad():
+        return model(**{key: torch.from_numpy(value) for key, value in inputs.items()}).logits.numpy()
+
+
+def test_a_text_model_is_pushed_in_one_commit_and_loads_anywhere(hub, folder, text_run, tmp_path):
+    before = contents(text_run)
+    done = push(hub, tmp_path / "home", str(text_run), "--repo", "someone/texts")
+    assert done.returncode == 0, done.stderr
+    assert f"pushed to {hub.url}/someone/texts" in done.stdout
+    assert contents(text_run) == before
+    assert hub.repositories["models/someone/texts"].private
+    assert len(hub.commits("someone/texts")) == 1
+    files = hub.files("someone/texts")
+    model = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert files.keys() == model | {"README.md", "metrics.json", "reliability.png"}
+    for name, data in files.items():
+        for private in (str(folder), str(Path.home()) + "/", TOKEN, "votes.csv"):
+            assert private.encode() not in data, f"{private} in {name}"
+    config = json.loads(files["config.json"])
+    assert config.get("problem_type") in (None, "single_label_classification")
+    assert config["id2label"] == {"0": "against", "1": "unsure", "2": "for"}
+    card = files["README.md"].decode()
+    assert metadata_flaws(card) == [] and "fine-tuned from a checkpoint that is not on the Hub" in card
+
+    inputs = {"input_ids": np.array([[2, 5, 9, 11, 3], [2, 7, 7, 3, 0]]), "attention_mask": np.ones((2, 5), int)}
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    logits, printed = reload(hub, tmp_path, "someone/texts", "AutoModelForSequenceClassification")
+    assert np.array_equal(logits, local_logits(AutoModelForSequenceClassification, text_run, inputs))
+    # A pipeline's softmax: with the checkpoint's problem_type they would be three sigmoids.
+    scores = {entry["label"]: entry["score"] for entry in eval(printed)[0]}
+    assert scores.keys() == set(CLASSES) and sum(scores.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_resnet_is_pushed_with_its_code_and_its_calibration(hub, image_run, tmp_path):
+    done = push(hub, tmp_path / "home", str(image_run), "--repo", "someone/textures", "--public")
+    assert done.returncode == 0, done.stderr
+    assert not hub.repositories["models/someone/textures"].private
+    files = hub.files("someone/textures")
+    assert {"resnet.py", "scaling.json", "vote_coverage.json", "preprocessor_config.json"} <= files.keys()
+    assert "training_args.bin" not in files
+
+    inputs = {"pixel_values": np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)}
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    Image.effect_noise((16, 16), 60).convert("RGB").save(tmp_path / "photo.png")
+    import hf_softlabel.models  # noqa: F401, makes our ResNets known to the Auto classes
+
+    expected = local_logits(AutoModelForImageClassification, image_run, inputs)
+    with_package, printed = reload(hub, tmp_path, "someone/textures", "AutoModelForImageClassification", "image")
+    without, _ = reload(hub, tmp_path, "someone/textures", "AutoModelForImageClassification", "without")
+    assert np.array_equal(with_package, expected) and np.array_equal(without, expected)
+    plain, calibrated = printed.splitlines()
+    probabilities = {entry["label"]: entry["score"] for entry in eval(plain)}
+    scale = json.loads(files["scaling.json"])["scale"]
+    assert 0.2 < scale < 5 and abs(scale - 1) > 0.1  # else there would be nothing to see
+    names = [name for _, name in sorted(json.loads(files["config.json"])["id2label"].items())]
+    scaled = torch.tensor([probabilities[name] for name in names]).log().mul(scale).softmax(-1)
+    found = [float(value) for value in re.findall(r"\d\.\d+", calibrated)]
+    assert found == pytest.approx(scaled.tolist(), abs=1e-3)
+
+
+def test_the_same_run_twice_is_one_commit_and_another_run_is_refused(here, text_run, image_run):
+    for _ in range(2):
+        push_run(text_run, "someone/model", token=TOKEN)
+    assert len(here.commits("someone/model")) == 1
+    with pytest.raises(VotesError, match=r"someone/model exists and holds another model.*--overwrite"):
+        push_run(image_run, "someone/model", token=TOKEN)
+    assert len(here.commits("someone/model")) == 1
+    push_run(image_run, "someone/model", token=TOKEN, overwrite=True)
+    # Nothing is left of the texts' tokenizer.
+    assert "resnet.py" in here.files("someone/model") and "tokenizer.json" not in here.files("someone/model")
+
+
+def test_a_public_repository_is_not_pushed_to_unasked(here, text_run):
+    push_run(text_run, "someone/seen", private=False, token=TOKEN)
+    with pytest.raises(VotesError, match=r"someone/seen exists and is public.*--public"):
+        push_run(text_run, "someone/seen", token=TOKEN)
+
+
+def test_a_refused_token_is_said_without_showing_it(hub, text_run, tmp_path):
+    before, wrong = contents(text_run), "hf_WrongSecret"
+    done = push(hub, tmp_path / "home", str(text_run), "--repo", "someone/model", "--token", wrong, token=None)
+    assert done.returncode == 2
+    assert "error: The Hub does not let you write to someone/model: Invalid user token. Log in" in done.stderr
+    assert wrong not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert contents(text_run) == before and not hub.repositories
+
+
+def test_no_token_and_somebody_elses_name(here, text_run):
+    with pytest.raises(VotesError, match=r"does not let you write to other/model: .*namespace"):
+        push_run(text_run, "other/model", token=TOKEN)
+    with pytest.raises(VotesError, match=r"does not let you write to someone/model: .*hf auth login"):
+        push_run(text_run, "someone/model")
+    assert not here.repositories
+
+
+@pytest.mark.parametrize("path", [pytest.param(r"/lfs/.*", marks=pytest.mark.slow), r"/api/models/.*/commit/main"])
+def test_a_connection_cut_in_an_upload_leaves_all_as_it_was(here, text_run, path):
+    """The client itself tries a large file again for 23 seconds; the commit it does not."""
+    before = contents(text_run)
+    here.cut = re.compile(path)
+    with pytest.raises(VotesError, match=r"The push to someone/model broke off: .*hf-softlabel push"):
+        push_run(text_run, "someone/model", token=TOKEN)
+    assert contents(text_run) == before
+    assert here.commits("someone/model") == []
+    here.cut = None
+    push_run(text_run, "someone/model", token=TOKEN)
+    assert len(here.commits("someone/model")) == 1
+    assert here.files("someone/model")["model.safetensors"] == (text_run / "model/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("repo", "message"),
+    [("model", "needs its owner too: owner/model"), ("a/b/c", "is no name of a repository"), ("a/-b", "is no name")],
+)
+def test_names_that_the_hub_would_not_have(text_run, repo, message):
+    with pytest.raises(VotesError, match=message):
+        push_run(text_run, repo)
+
+
+def test_a_run_that_is_not_finished(tmp_path):
+    with pytest.raises(VotesError, match="not a finished run"):
+        push_run(tmp_path, "someone/model")
+
+
+def test_the_cards_metadata_is_read_by_the_hubs_client(here, text_run):
+    push_run(text_run, "someone/model", token=TOKEN)
+    data = ModelCard(here.files("someone/model")["README.md"].decode()).data
+    metrics = json.loads((text_run / "metrics.json").read_text())
+    assert data.pipeline_tag == "text-classification" and data.library_name == "transformers"
+    found = {result.metric_type: result.metric_value for result in data.eval_results}
+    assert found == {name: pytest.approx(metrics[name], abs=2e-6) for name in found}
+    assert {"soft_nll", "kl", "accuracy", "ece_equal_mass_soft"} <= found.keys()
