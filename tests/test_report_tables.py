@@ -34,7 +34,7 @@ from hf_softlabel.experiments.tables import (
 
 def small_table(**options) -> Table:
     entries = {
-        (0, 0): Entry({0: 0.5, 1: 0.7, 2: 0.6}, paper=Published(0.55, 0.01)),
+        (0, 0): Entry({0: 0.5, 1: 0.7, 2: 0.6}, paper=Published(0.55, 0.01, digits=3)),
         (1, 0): Entry({1: 0.5, 2: 0.5, 3: 9.0}, paper=Published(0.52, p=0.031)),
         (0, 1): Entry(),
         (1, 1): Entry({0: 100.0}),
@@ -112,7 +112,7 @@ def test_every_form_has_the_same_numbers():
                 shown = f"p {p_value(float(line['p_two_sided']))}, Holm {p_value(float(line['holm_two_sided']))}"
                 assert shown in markdown and shown in latex
     # The paper's figures have the paper's digits.
-    assert "| 0.55 ± 0.01 |" in markdown and r"0.55 $\pm$ 0.01" in latex and "(p 0.031)" in latex
+    assert "| 0.550 ± 0.010 |" in markdown and r"0.550 $\pm$ 0.010" in latex and "(p 0.031)" in latex
     assert r"$\lambda$ max\_1 \& 2" in latex and r"5\%" in latex
     assert lines[0]["seeds"] == "0 1 2" and lines[0]["values"] == "0.5 0.7 0.6"
 

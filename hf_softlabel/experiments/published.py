@@ -6,7 +6,12 @@ epochs. Soft-Label Training Preserves Epistemic Uncertainty (Singh et al., 2025)
 
 from __future__ import annotations
 
+from functools import partial
+
 from .tables import Published as P
+
+# By the decimals that are printed; P has four.
+P1, P2, P3 = (partial(P, digits=digits) for digits in (1, 2, 3))
 
 BASINS = "Same Target, Different Basins"
 EPISTEMIC = "Soft-Label Training Preserves Epistemic Uncertainty"
@@ -91,34 +96,34 @@ FAMILY = {
 # Table 4; SLS is that of the 10-seed comparison.
 HESSIAN = {
     "sls": {
-        "lambda_max": P(104.9, 8.8),
-        "trace": P(1633.9, 50.6),
-        "lambda_max_high": P(314.0, 57.3),
-        "trace_high": P(3496.8, 360.3),
+        "lambda_max": P1(104.9, 8.8),
+        "trace": P1(1633.9, 50.6),
+        "lambda_max_high": P1(314.0, 57.3),
+        "trace_high": P1(3496.8, 360.3),
     },
     "soft": {
-        "lambda_max": P(242.2, 36.2),
-        "trace": P(4946.0, 943.2),
-        "lambda_max_high": P(780.6, 103.3),
-        "trace_high": P(10779.6, 1811.9),
+        "lambda_max": P1(242.2, 36.2),
+        "trace": P1(4946.0, 943.2),
+        "lambda_max_high": P1(780.6, 103.3),
+        "trace_high": P1(10779.6, 1811.9),
     },
     "deterministic_control": {
-        "lambda_max": P(101.6, 8.1),
-        "trace": P(1581.6, 61.2),
-        "lambda_max_high": P(314.6, 30.4),
-        "trace_high": P(3481.8, 250.7),
+        "lambda_max": P1(101.6, 8.1),
+        "trace": P1(1581.6, 61.2),
+        "lambda_max_high": P1(314.6, 30.4),
+        "trace_high": P1(3481.8, 250.7),
     },
     "multipass": {
-        "lambda_max": P(103.8, 4.3),
-        "trace": P(1571.4, 72.4),
-        "lambda_max_high": P(302.2, 29.6),
-        "trace_high": P(3438.4, 339.5),
+        "lambda_max": P1(103.8, 4.3),
+        "trace": P1(1571.4, 72.4),
+        "lambda_max_high": P1(302.2, 29.6),
+        "trace_high": P1(3438.4, 339.5),
     },
     "shuffled_sls": {
-        "lambda_max": P(18.4, 13.3),
-        "trace": P(33.9, 26.0),
-        "lambda_max_high": P(20.5, 18.1),
-        "trace_high": P(38.8, 44.9),
+        "lambda_max": P1(18.4, 13.3),
+        "trace": P1(33.9, 26.0),
+        "lambda_max_high": P1(20.5, 18.1),
+        "trace_high": P1(38.8, 44.9),
     },
 }
 # Table 4's second row of SLS, of the 5-seed comparison.
@@ -132,20 +137,20 @@ SCORING = {
     "mixup": {"kl": P(0.3988, 0.0123), "soft_brier": P(0.1500, 0.0049)},
 }
 # Section 5.2: smooth ECE, 10 seeds.
-SMOOTH_ECE = {"sls": P(0.019), "soft": P(0.019), "majority": P(0.082)}
+SMOOTH_ECE = {"sls": P3(0.019), "soft": P3(0.019), "majority": P3(0.082)}
 # Table 6: lambda_max by votes per example, 5 seeds: on the eval split, and on the high-disagreement slice.
 HESSIAN_SWEEP = {
     "sls": {
-        5: (P(114.0, 4.5), P(478.7, 76.6)),
-        10: (P(114.1, 8.0), P(369.1, 52.2)),
-        25: (P(97.5, 4.0), P(277.8, 35.8)),
-        50: (P(98.9, 1.2), P(312.4, 45.8)),
+        5: (P1(114.0, 4.5), P1(478.7, 76.6)),
+        10: (P1(114.1, 8.0), P1(369.1, 52.2)),
+        25: (P1(97.5, 4.0), P1(277.8, 35.8)),
+        50: (P1(98.9, 1.2), P1(312.4, 45.8)),
     },
     "soft": {
-        5: (P(241.4, 36.6), P(1203.1, 158.2)),
-        10: (P(243.6, 47.9), P(849.7, 296.3)),
-        25: (P(267.1, 43.7), P(876.1, 235.4)),
-        50: (P(218.4, 20.0), P(626.4, 38.3)),
+        5: (P1(241.4, 36.6), P1(1203.1, 158.2)),
+        10: (P1(243.6, 47.9), P1(849.7, 296.3)),
+        25: (P1(267.1, 43.7), P1(876.1, 235.4)),
+        50: (P1(218.4, 20.0), P1(626.4, 38.3)),
     },
 }
 # Tables 7 to 9: AUROC by OOD set, detector and delivery. CIFAR-100's SLS and its p against soft labels are Table 8's:
@@ -218,10 +223,10 @@ OOD = {
     },
 }
 # Figures 7, 9, 11 and 12, and their text.
-GRADIENT_VARIANCE = P(0.939)
-BARRIER = P(2.05)
-CKA = {"sls": P(0.920), "soft": P(0.887)}
-GRADCAM = {"sls": (P(0.901), P(0.861)), "soft": (P(0.804), P(0.756))}
+GRADIENT_VARIANCE = P3(0.939)
+BARRIER = P2(2.05)
+CKA = {"sls": P3(0.920), "soft": P3(0.887)}
+GRADCAM = {"sls": (P3(0.901), P3(0.861)), "soft": (P3(0.804), P3(0.756))}
 # Section 5.1: per-seed Spearman correlations of the sparse target's JS distance and the gain, over methods and K.
 SPARSE_CORRELATION = (0.05, 0.16)
 # Figure 8: epochs by which SLS is earlier than soft labels.

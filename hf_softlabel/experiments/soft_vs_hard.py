@@ -56,7 +56,10 @@ def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
                     changes.setdefault(j, [])
                 j += 1
     rows = [setting.name for setting in kept]
-    published = {"KL": Published(-100 * KL_REDUCTION), "entropy correlation": Published(100 * CORRELATION_GAIN)}
+    published = {
+        "KL": Published(-100 * KL_REDUCTION, digits=0),
+        "entropy correlation": Published(100 * CORRELATION_GAIN, digits=0),
+    }
     for j, parts in changes.items():
         seeds = set.intersection(*(set(part) for part in parts)) if parts else set()
         mean = {seed: float(np.mean([part[seed] for part in parts])) for seed in sorted(seeds)}

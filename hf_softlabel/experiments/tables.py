@@ -29,11 +29,12 @@ ARROWS = {True: " ↓", False: " ↑", None: ""}
 
 
 class Published(NamedTuple):
-    """A figure of a paper: its mean over seeds and, where it is given, the SD and the p-value."""
+    """A figure of a paper: its mean over seeds and, where it is given, the SD and the p-value; its decimals."""
 
     mean: float
     sd: float | None = None
     p: float | None = None
+    digits: int = 4
 
 
 class Column(NamedTuple):
@@ -247,10 +248,9 @@ def paper_text(entry: Entry) -> str:
     """`0.5052 ± 0.0263 (p 0.031)` of the paper, blank where it has none."""
     if entry.paper is None:
         return ""
-    mean, sd, p = entry.paper
-    # With the digits that it has, not with ours.
-    spread = "" if sd is None else f" ± {sd:.10g}"
-    return f"{mean:.10g}{spread}" + ("" if p is None else f" (p {p_value(p)})")
+    mean, sd, p, digits = entry.paper
+    spread = "" if sd is None else f" ± {sd:.{digits}f}"
+    return f"{mean:.{digits}f}{spread}" + ("" if p is None else f" (p {p_value(p)})")
 
 
 def seeds_text(table: Table, row: int) -> str:
