@@ -18,6 +18,7 @@ _PUBLIC = {
     "data.text": ["tokenize_votes"],
     "data.votes": ["class_names", "split_votes", "subsample_votes", "validate_votes", "votes_features"],
     "delivery": ["Delivery"],
+    "doctor": ["examine_trainer"],
     "models": ["build_resnet", "load_model"],
     "run": ["run_recipe"],
     "scaling": ["Scaling", "fit_temperature", "fit_vector_scaling"],
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .data.text import tokenize_votes
     from .data.votes import class_names, split_votes, subsample_votes, validate_votes, votes_features
     from .delivery import Delivery
+    from .doctor import examine_trainer
     from .models import build_resnet, load_model
     from .run import run_recipe
     from .scaling import Scaling, fit_temperature, fit_vector_scaling

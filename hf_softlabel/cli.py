@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .cli_data import add_data, run_data
+from .cli_doctor import add_doctor, is_recipe, run_doctor
 from .cli_experiments import add_grid, add_report, run_grid, run_report, show
 from .cli_help import (
     CALIBRATE_DESCRIPTION,
@@ -23,11 +25,12 @@ from .cli_help import (
     TRAIN_HELP,
 )
 from .cli_hub import add_push, run_push
+from .cli_votes import add_reading, votes_source
 from .data.errors import VotesError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sub-command and return the exit code: 0, or 2 for input that is wrong."""
+    """Run a sub-command and return the exit code: 0, 1 for what it found or could not finish, 2 for wrong input."""
     parser, run = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, rest = parser.parse_known_args(words)
@@ -37,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.words = words[words.index("train") + 1 :]
     elif options.command == "grid":
         options.words, rest = rest, []
+    elif options.command == "doctor" and is_recipe(options.target):
+        options.words, rest = words, []
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -70,6 +75,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     demo.add_argument("--output_dir", default="runs/demo", help="where tables and figure go (default: %(default)s)")
     demo.add_argument("--seeds", type=int, default=2, help="runs of each delivery (default: %(default)s)")
     commands.add_parser("train", help="train the model of a recipe", add_help=False)
+    add_doctor(commands, style)
     add_grid(commands, style)
     score = commands.add_parser(
         "score",
@@ -126,12 +132,15 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     diagnose.add_argument("--output_dir", metavar="DIR", help="for numbers and pictures (default: RUN/diagnostics)")
     add_report(commands, style)
     add_push(commands, style)
+    add_data(commands, style)
     return parser, {
         "demo": _demo,
         "train": _train,
+        "doctor": run_doctor,
         "grid": run_grid,
         "report": run_report,
         "push": run_push,
+        "data": run_data,
         "score": _score,
         "calibrate": _calibrate,
         "diagnose": _diagnose,
@@ -142,38 +151,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     """Where the votes are, and how to read the predictions."""
     votes = parser.add_argument_group("votes")
     votes.add_argument("--votes", metavar="DATA", help="cifar10h, chaosnli, popquorn, a table, a Hub id")
-    votes.add_argument("--subset", help="for instance mnli for chaosnli")
-    votes.add_argument("--sources", help="folder with the authors' files (default: $HF_SOFTLABEL_SOURCES)")
-    votes.add_argument("--split", help="score only this split")
-    votes.add_argument("--label_columns", nargs="+", metavar="COLUMN", help="wide table: one column per class")
-    votes.add_argument("--item_column", metavar="COLUMN", help="long table: what was labelled")
-    votes.add_argument("--label_column", metavar="COLUMN", help="long table: the label given")
-    votes.add_argument("--annotator_column", metavar="COLUMN", help="long table: who gave it")
-    votes.add_argument("--allow_repeated", action="store_true", help="long table: count an annotator's repeated votes")
-    votes.add_argument("--class_names", nargs="+", metavar="NAME", help="table: the classes in their order")
+    add_reading(votes)
     reading = parser.add_argument_group("predictions")
     reading.add_argument("--id_column", help="the column that matches predictions with votes, in both")
     reading.add_argument("--column", help="the column with the predictions")
     reading.add_argument("--classes", nargs="+", metavar="NAME", help="the classes in the order of the file's lists")
     reading.add_argument("--logits", action="store_true", help="they are logits, though no column's name says so")
     reading.add_argument("--normalize", action="store_true", help="divide rounded probabilities by their sum")
-
-
-def _votes_source(options: argparse.Namespace, data: str | None, split: str | None = None) -> Any:
-    from .score import VotesSource
-
-    if data is None:
-        return None
-    reading = {
-        "label_columns": options.label_columns,
-        "item": options.item_column,
-        "label": options.label_column,
-        "annotator": options.annotator_column,
-        "names": options.class_names,
-        "allow_repeated": options.allow_repeated or None,
-    }
-    given = {key: value for key, value in reading.items() if value is not None}
-    return VotesSource(data, options.subset, options.sources, split, given)
 
 
 def _reading(options: argparse.Namespace) -> dict[str, Any]:
@@ -214,8 +198,8 @@ def _score(options: argparse.Namespace) -> int:
     sets = VoteCoverage.load(_model_folder(options.vote_coverage)) if options.vote_coverage else None
     scored = score_predictions(
         options.predictions,
-        _votes_source(options, options.votes, options.split),
-        _votes_source(options, options.train_votes),
+        votes_source(options, options.votes, options.split),
+        votes_source(options, options.train_votes),
         scalings,
         sets,
         ordinal=options.ordinal,
@@ -245,7 +229,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     text = calibrate_predictions(
         options.predictions,
-        _votes_source(options, options.votes, options.split),
+        votes_source(options, options.votes, options.split),
         options.method,
         options.coverage,
         options.output,

@@ -5,6 +5,7 @@ EXAMPLES = """examples:
   hf-softlabel demo
   hf-softlabel train recipes/cifar10h/multipass.yaml --seed 3 --num_train_epochs 5
   accelerate launch --num_processes 4 -m hf_softlabel train recipes/cifar10h/multipass.yaml
+  hf-softlabel doctor recipes/cifar10h/multipass.yaml
   hf-softlabel grid recipes/synthetic/grid.yaml --jobs 2
   hf-softlabel report runs/synthetic-grid
   hf-softlabel score --predictions preds.jsonl --votes chaosnli --subset mnli
@@ -41,6 +42,19 @@ examples:
   hf-softlabel diagnose runs/synthetic-sls-seed3 --hessian_examples 200
   hf-softlabel diagnose runs/a runs/b --ood svhn=ufldl-stanford/svhn:cropped_digits cifar100=uoft-cs/cifar100
   hf-softlabel diagnose runs/nli --ood reviews=popquorn:politeness --ood_examples 1000 --no_hessian
+"""
+DOCTOR_DESCRIPTION = """Find the known traps before a training run does: votes that are dropped, a loss that is not the
+soft cross-entropy or is scaled wrongly, an epoch that workers do not see, classes in another order, rows that are no
+votes, missing counts, examples that are both trained on and held out, and fewer processes than asked for. A recipe is
+tried for a batch or two on the CPU; nothing is written. Exit code 1 if anything is wrong, 2 if it cannot be read."""
+DOCTOR_EXAMPLES = """For a recipe every key can be given as an option. For a `Trainer` of your own, in Python:
+  for finding in hf_softlabel.examine_trainer(trainer): print(finding)
+
+examples:
+  hf-softlabel doctor recipes/synthetic/sls.yaml
+  hf-softlabel doctor recipes/chaosnli/soft.yaml --subset snli --gradient_accumulation_steps 4
+  hf-softlabel doctor popquorn --subset offensiveness --json
+  hf-softlabel doctor votes.csv --label_columns against unsure for
 """
 GRID_DESCRIPTION = """Run every cell of a grid: a base recipe and axes (delivery, seed, votes_per_example, or any other
 key). Several cells run at once and share out the machine's threads or GPUs. Cells that are done are skipped, cells
@@ -81,6 +95,18 @@ intervals, a reliability diagram, how to use it, the data's licence and its limi
 PUSH_EXAMPLES = """examples:
   hf-softlabel push runs/synthetic-sls-seed3 --repo my-name/textures
   hf-softlabel push runs/nli --repo my-team/nli-votes --public
+"""
+DATA_DESCRIPTION = """Data sets of votes, as the authors publish them or from any table. `build` writes one as Parquet,
+with its classes' names, its splits and a data card, into a new folder. `show` prints what is in it: votes per example,
+how much people disagree, and on which examples most. `push` publishes what `build` makes, or a built folder as it is,
+in one commit; a new repository is private unless --public is given. load_votes("owner/name") reads it back."""
+DATA_EXAMPLES = """Look at a data set's licence before you make it public: its card says what is known.
+
+examples:
+  hf-softlabel data show chaosnli --subset mnli --examples 10
+  hf-softlabel data show votes.csv --label_columns against unsure for
+  hf-softlabel data build popquorn --subset offensiveness --output_dir votes/offensiveness
+  hf-softlabel data push cifar10h --repo my-name/cifar10h-votes
 """
 TRAIN_HELP = """usage: hf-softlabel train RECIPE.yaml [--KEY VALUE ...] [--overwrite] [--keys]
 

@@ -50,14 +50,28 @@ def _check_epochs(trainer: Trainer, rows: Subset, workers: bool) -> list[Finding
         multiprocessing_context=args.dataloader_multiprocessing_context if workers else None,
     )
     here, there, again = [], [], []
+    # The workers first: reading here would move on a generator that the data set holds, and so change their copies.
+    for epoch in range(_EPOCHS if workers else 0):
+        _begin_epoch(trainer, loader, epoch)
+        there.append(_plain(next(iter(through))))
     for epoch in range(_EPOCHS):
         _begin_epoch(trainer, loader, epoch)
-        there.append(_plain(next(iter(through))) if workers else None)
         here.append(_plain([rows[i] for i in range(len(rows))]))
         again.append(_plain([_only(rows[i], targets) for i in range(len(rows))]))
         again.append(_plain([_only(rows[i], targets) for i in range(len(rows))]))
     _begin_epoch(trainer, loader, 0)
-    if workers and len(set(here)) > 1 and len(set(there)) == 1:
+    if len(set(here)) == 1 and _wants_epochs(rows, here[0]):
+        return [
+            Finding(
+                "epoch_not_told",
+                "wrong",
+                f"The data set's set_epoch changes its examples, but Trainer does not call it with a world size of "
+                f"{args.world_size}: every epoch would be the first.",
+                "train split, set_epoch",
+                f"{OURS} draw labels in compute_loss from (seed, epoch, example), not in the data set",
+            )
+        ]
+    if len(set(here)) > 1 and len(set(there)) == 1:
         kept = (
             "they are kept alive with the data set's first state"
             if args.dataloader_persistent_workers
@@ -85,6 +99,17 @@ def _check_epochs(trainer: Trainer, rows: Subset, workers: bool) -> list[Finding
             )
         ]
     return []
+
+
+def _wants_epochs(rows: Subset, first: Any) -> bool:
+    """Whether a data set has a `set_epoch`, as accelerate looks for it, and gives other examples after it."""
+    tell = getattr(rows.dataset, "set_epoch", None)
+    if tell is None:
+        return False
+    tell(1)
+    changed = _plain([rows[i] for i in range(len(rows))]) != first
+    tell(0)
+    return changed
 
 
 def _begin_epoch(trainer: Trainer, loader: Any, epoch: int) -> None:

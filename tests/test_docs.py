@@ -15,6 +15,7 @@ from hf_softlabel.cli import _parser, main
 from hf_softlabel.cli_help import (
     CALIBRATE_EXAMPLES,
     DIAGNOSE_EXAMPLES,
+    DOCTOR_EXAMPLES,
     EXAMPLES,
     GRID_EXAMPLES,
     PUSH_EXAMPLES,
@@ -39,6 +40,7 @@ def commands() -> list[str]:
     helps = (
         EXAMPLES,
         TRAIN_HELP,
+        DOCTOR_EXAMPLES,
         GRID_EXAMPLES,
         REPORT_EXAMPLES,
         PUSH_EXAMPLES,
@@ -50,13 +52,13 @@ def commands() -> list[str]:
     return sorted({line for line in lines if re.match(r"(OMP_NUM_THREADS=1 )?(hf-softlabel|accelerate) ", line)})
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if " train " in c and "mine.yaml" not in c])
+@pytest.mark.parametrize("command", [c for c in commands() if re.search(" (train|doctor) .*(?<!mine).yaml", c)])
 def test_every_training_command_names_a_recipe_and_options_that_exist(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = shlex.split(command)
     for path in (word for word in words if word.startswith("recipes/")):
         assert Path(path).is_file(), path
-    rest = words[words.index("train") + 1 :]
+    rest = words[words.index("train" if "train" in words else "doctor") + 1 :]
     parse_recipe(rest[0], rest[1:])
 
 
@@ -68,7 +70,7 @@ def test_every_grid_command_names_a_grid_and_options_that_exist(command, monkeyp
     assert read_grid(options.grid, words).cells
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if " train " not in c and "hf-softlabel grid " not in c])
+@pytest.mark.parametrize("command", [c for c in commands() if not re.search(" train | grid |yaml", c)])
 def test_every_other_command_has_options_that_exist(command):
     parser, _ = _parser()
     assert parser.parse_args(shlex.split(command)[1:]).command == shlex.split(command)[1]
@@ -94,11 +96,14 @@ def folder(tmp_path_factory) -> Path:
 
 def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    ten_lines, tables, scores, metrics, diagnostics, reload = blocks("README.md", "python")
+    ten_lines, tables, doctor, scores, metrics, diagnostics, reload = blocks("README.md", "python")
     assert len([line for line in ten_lines.splitlines() if line.strip()]) <= 11
-    exec(ten_lines, {})
+    names: dict = {}
+    exec(ten_lines, names)
     assert re.search(r"0\.\d+ [0-9a-f]{16}", capsys.readouterr().out)
     exec(tables, {"load_votes": load_votes})
+    exec(doctor, names)
+    assert "wrong" not in capsys.readouterr().out
     bash = [c for block in blocks("README.md", "bash") for c in block.splitlines()]
     for command in (c for c in bash if "sls.yaml" in c):
         assert main([*shlex.split(command)[1:], "--disable_tqdm", "true"]) == 0
@@ -109,7 +114,7 @@ def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
     exec(metrics, {})
     assert re.fullmatch(r"\{'soft_nll': 0\.9\d+, 'entropy_correlation': -?1\.0\}\n", capsys.readouterr().out)
     exec(diagnostics, {})
-    for command in (c for c in bash if re.match("hf-softlabel (score|calibrate|diagnose)", c)):
+    for command in (c for c in bash if re.match("hf-softlabel (score|calibrate|diagnose|doctor)", c)):
         assert main(shlex.split(command)[1:]) == 0, command
     assert "cover" in capsys.readouterr().out and Path("diagnostics/diagnostics.json").exists()
     assert Path("figures/validation_curves.png").exists() and Path("calibration/scaling.json").exists()
