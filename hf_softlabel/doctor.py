@@ -21,6 +21,7 @@ from transformers import Trainer
 from .build import build_trainer
 from .config import parse_recipe
 from .data.errors import VotesError
+from .data.images import VotesImages
 from .data.table import open_table
 from .data.votes import dense_votes
 from .doctor_checks import (
@@ -38,6 +39,7 @@ from .doctor_checks import (
 from .doctor_steps import LABELS, check_losses, first_row, forward_names, vote_columns
 from .doctor_workers import check_epochs
 from .preparation import votes_and_ids
+from .run import VERIFIED
 from .score import VotesSource
 from .splits import Splits, load_splits
 from .trainer import VotesTrainer
@@ -94,6 +96,14 @@ def _examine_data(trainer: Trainer) -> list[Finding]:
     return found
 
 
+def _ids(dataset: Any) -> np.ndarray | None:
+    if isinstance(dataset, VotesImages):
+        return dataset.column("example_id").numpy()
+    if not {"votes", "example_id"} <= set(_columns(dataset)):
+        return None
+    return np.asarray(dataset.with_format("numpy")["example_id"][:])
+
+
 def _columns(dataset: Any) -> list[str]:
     return dataset.column_names if isinstance(dataset, Dataset) else []
 
@@ -119,16 +129,13 @@ def _targets(trainer: Trainer) -> np.ndarray | None:
 
 def _common(train: Any, held_out: Any, split: str, columns: Sequence[str]) -> list[Finding]:
     """Examples in common, by their ids; if there are none, by their inputs."""
-    found = []
-    if "votes" in getattr(train, "column_names", ()) and "example_id" in _columns(train):
-        ids = [np.asarray(one.with_format("numpy")["example_id"][:]) for one in (train, held_out)]
-        found = check_common_ids(*ids, split)
+    # Ids are unique over splits by the votes contract only: others number each split from 0.
+    ids = [_ids(train), _ids(held_out)]
+    found = check_common_ids(*ids, split) if ids[0] is not None and ids[1] is not None else []
     return found or check_common_inputs(input_digests(train, columns), input_digests(held_out, columns), split)
 
 
-def examine_splits(
-    splits: Mapping[str, Any], text_columns: Sequence[str] | None = None, eval_splits: Sequence[str] | None = None
-) -> list[Finding]:
+def examine_splits(splits: Mapping[str, Any], text_columns: Sequence[str] | None = None) -> list[Finding]:
     """The rows of all splits by the votes contract, and what the first has in common with the others."""
     found = []
     first, *others = splits
@@ -159,7 +166,7 @@ def examine_data(source: VotesSource) -> list[Finding]:
 
 def _examine_table(source: VotesSource, error: VotesError) -> list[Finding]:
     """What is wrong with the rows of a table that was refused; if its rows are in order, the refusal itself."""
-    if "item" in source.options or source.data in ("cifar10h", "chaosnli", "popquorn", "synthetic"):
+    if "item" in source.options or source.data in VERIFIED:
         raise error
     path = source.sources if source.data == "table" else source.data
     raw = open_table(path, source.subset, None, streaming=False)
@@ -194,7 +201,7 @@ def examine_recipe(path: str, words: Sequence[str] = ()) -> list[Finding]:
         try:
             splits = load_splits(data_config, training.seed)
         except VotesError as error:
-            if data_config.dataset in ("cifar10h", "chaosnli", "popquorn", "synthetic"):
+            if data_config.dataset in VERIFIED:
                 raise
             options = {"label_columns": data_config.label_columns, "item": data_config.item_column}
             options = {key: value for key, value in options.items() if value is not None}

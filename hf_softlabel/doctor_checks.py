@@ -150,8 +150,10 @@ def check_class_order(data: Sequence[str], model: Mapping[int, str] | None) -> l
         return []
     theirs = [str(model[key]).lower() for key in sorted(model, key=int)]
     ours = [str(name).lower() for name in data]
-    nameless = ([f"label_{i}" for i in range(len(theirs))] == theirs or [str(i) for i in range(len(ours))] == ours,)
-    if ours == theirs or any(nameless):
+    # transformers' LABEL_0, ... and our own 0, 1, ... are no names.
+    numbers = [str(i) for i in range(len(ours))]
+    nameless = ours == numbers or theirs == [f"label_{i}" for i in numbers]
+    if ours == theirs or nameless:
         return []
     both = f"The data's classes are {', '.join(map(str, data))}; the model's are {', '.join(model.values())}"
     if sorted(ours) == sorted(theirs):

@@ -14,14 +14,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, concatenate_datasets
-from trainers import text_trainer
+from trainers import config, text_trainer
 from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
 import hf_softlabel
-from hf_softlabel import load_model, tokenize_votes
+from hf_softlabel import SoftLabelConfig, VotesTrainer, load_model, tokenize_votes
 from hf_softlabel.cli import main
 from hf_softlabel.data.synthetic import TONES
-from hf_softlabel.doctor import examine_recipe, examine_trainer
+from hf_softlabel.doctor import examine_recipe, examine_splits, examine_trainer
 from hf_softlabel.doctor_checks import asked_processes, check_class_order, check_rows
 
 ROOT = Path(__file__).parents[1]
@@ -321,18 +321,24 @@ def test_inputs_that_are_trained_on_and_held_out_under_another_id(tmp_path, text
     assert finding.name == "common_inputs" and f"4 = {len(texts['eval'])}" in finding.where
 
 
-def test_images_in_common(images):
-    from hf_softlabel.doctor import examine_splits
-
+def test_images_in_common(tmp_path, images):
     copied = images["train"].select([2]).map(lambda row: {"example_id": 10**6})
     leak = {"train": images["train"], "eval": concatenate_datasets([images["eval"], copied])}
     assert wrong(examine_splits(leak)) == ["common_inputs"]
     assert wrong(examine_splits(dict(images))) == []
+    # As the trainer has them: decoded, in memory.
+    model, processor = load_model("resnet18", images["train"].features["label"].names, task="image", width=0.125)
+    for held_out, expected in (
+        (leak["eval"], ["common_inputs"]),
+        (images["train"].select([2]), ["common_examples"]),
+        (images["eval"], []),
+    ):
+        options = {"train_dataset": images["train"], "eval_dataset": held_out, "processing_class": processor}
+        assert wrong(examine_trainer(VotesTrainer(model=model, args=config(tmp_path), **options))) == expected
 
 
 def test_the_trainer_is_left_as_it_was(tmp_path, images):
     """A batch-norm network, whose forward pass in training mode moves its statistics; and a run as if not examined."""
-    from hf_softlabel import SoftLabelConfig, VotesTrainer
 
     def trainer(name: str) -> VotesTrainer:
         model, processor = load_model("resnet18", images["train"].features["label"].names, task="image", width=0.125)
@@ -371,6 +377,11 @@ def test_a_step_that_fails_is_an_error_in_plain_words(tmp_path, tokens):
         hf_softlabel.VotesError, match="A training step fails with ValueError: The model did not return"
     ):
         examine_trainer(stock(tmp_path, train))
+
+
+def test_a_streamed_recipe_is_not_wrong(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert examine_recipe("recipes/synthetic/text.yaml", ["--streaming", "true", "--max_steps", "9"]) == []
 
 
 @pytest.mark.parametrize("recipe", SYNTHETIC)
