@@ -27,8 +27,9 @@ DIAGNOSTICS = ("uncertainty", "hessian", "ood")
 class SoftLabelConfig(TrainingArguments):
     """[`TrainingArguments`] and how votes become targets.
 
-    Changed defaults: `metric_for_best_model` is `soft_nll` (lower is better), `label_names` are the vote columns, and
-    `logging_nan_inf_filter` is off, because a loss that is not a number stops the run instead of being hidden.
+    Changed defaults: `metric_for_best_model` is `soft_nll` (lower is better), `label_names` are the vote columns,
+    `logging_nan_inf_filter` is off, because a loss that is not a number stops the run instead of being hidden, and
+    `hub_private_repo` is on: what is pushed is seen by nobody else unless that is asked for.
 
     Args:
         delivery: what the loss sees of the votes; see [`hf_softlabel.delivery`]. The named trainers set it.
@@ -76,6 +77,7 @@ class SoftLabelConfig(TrainingArguments):
     ood_examples: int | None = field(default=None, metadata={"help": "So many examples of each OOD set."})
 
     metric_for_best_model: str | None = field(default="soft_nll", metadata={"help": "Selects the best checkpoint."})
+    hub_private_repo: bool | None = field(default=True, metadata={"help": "Make a new repository of the Hub private."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
 
     def __post_init__(self):
@@ -103,6 +105,10 @@ class SoftLabelConfig(TrainingArguments):
             # torch warns about it at every data loader otherwise.
             self.dataloader_pin_memory = False
         super().__post_init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For training_args.bin, a pickle that `Trainer` saves with every model: without the token."""
+        return {**self.__dict__, "hub_token": None}
 
     def make_delivery(self) -> Delivery:
         """The delivery as a pure function with its settings."""

@@ -34,6 +34,7 @@ from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
 from .data.votes import dense_votes
 from .examples import example_inputs, write_examples
+from .hub.push import push_run
 from .metrics import references
 from .metrics.arrays import human
 from .metrics.summary import TITLES
@@ -216,7 +217,8 @@ def run_recipe(
         tracking.end_curves()
         digest = trainer.ledger.digest()
         prediction = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-        trainer.save_model(str(out / "model"))
+        # Not a push of its own: the last one has the card, which needs the whole run.
+        trainer.save_model(str(out / "model"), _internal_call=True)
         metrics = {
             **{key: value for key, value in _plain(prediction.metrics, "eval_").items() if key not in TIMES},
             "delivery": trainer.delivery.name,
@@ -257,6 +259,9 @@ def run_recipe(
             write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
             tracking.log_results()
             write_text_atomically(out / "DONE", "")
+    if training.push_to_hub and training.process_index == 0:
+        private, repository = bool(training.hub_private_repo), trainer.hub_model_id
+        push_run(out, repository, private, training.hub_token, overwrite=True, message="End of training")
     trainer.accelerator.wait_for_everyone()
     return metrics
 

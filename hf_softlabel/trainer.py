@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 from datasets import IterableDataset as StreamingDataset
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import EvalPrediction, rotate_checkpoints
 
 from .callbacks.console import VotesPrinterCallback, VotesProgressCallback
@@ -24,6 +24,7 @@ from .data.errors import VotesError
 from .data.images import ImageTransform, VotesImages
 from .data.votes import votes_fingerprint
 from .delivery import distribution
+from .hub.training import HubPushes
 from .ledger import Ledger
 from .metrics import VoteScores
 from .mixup import mix_inputs, mix_targets, mixup_pairs
@@ -60,7 +61,7 @@ class _EpochCallback(TrainerCallback):
         self.trainer.ledger.begin_epoch(self.trainer.delivery_epoch)
 
 
-class VotesTrainer(Trainer):
+class VotesTrainer(HubPushes):
     """[`Trainer`] that learns from annotator votes.
 
     Data sets follow the votes contract ([`hf_softlabel.data.votes`]): raw texts are tokenised with `processing_class`,
@@ -333,11 +334,15 @@ class VotesTrainer(Trainer):
             step = self.state.global_step - self.epoch_start
             progress = {"epoch": self.delivery_epoch, "step": step}
             write_manifest(checkpoint, self._stream_settings(), progress, not self.args.save_only_model)
+            # A push still reads the checkpoint before this one.
+            self._finish_current_push()
             rotate_checkpoints(
                 output_dir=run_dir,
                 save_total_limit=limit,
                 best_model_checkpoint=self.state.best_model_checkpoint,
             )
+            if self.args.push_to_hub:
+                self.push_checkpoint(checkpoint)
 
     def _init_training_state(self, *args, **kwargs):
         epochs, batches = super()._init_training_state(*args, **kwargs)

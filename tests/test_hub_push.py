@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from loopback.hub_writer import Hub, metadata_flaws, serve
+from loopback.hub_writer import Hub, environment, metadata_flaws, serve
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
@@ -92,19 +91,8 @@ def hub():
 @pytest.fixture
 def here(hub, monkeypatch, tmp_path) -> Hub:
     """The clients of this very process use the Hub; in new processes HF_ENDPOINT says so."""
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
+    hub.point_clients_here(monkeypatch, tmp_path / "cache")
     return hub
-
-
-def environment(hub: Hub, home: Path, token: str | None = TOKEN) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    kept |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    return kept | ({"HF_TOKEN": token} if token else {})
 
 
 def push(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
@@ -147,7 +135,7 @@ def reload(hub: Hub, folder: Path, repo: str, auto: str, *more: str) -> tuple[np
     out = folder / "logits.npy"
     done = subprocess.run(
         [sys.executable, "-c", RELOAD, repo, auto, str(out), *more],
-        env=environment(hub, folder / "home"),
+        env=environment(hub, folder / "home", TOKEN),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -259,7 +247,10 @@ def test_a_connection_cut_in_an_upload_leaves_all_as_it_was(here, text_run, path
     """The client itself tries a large file again for 23 seconds; the commit it does not."""
     before = contents(text_run)
     here.cut = re.compile(path)
-    with pytest.raises(VotesError, match=r"The push to someone/model broke off: .*hf-softlabel push"):
+    with pytest.raises(
+        VotesError,
+        match=r"The push to someone/model broke off: .*`hf-softlabel push .* --repo someone/model` tries again",
+    ):
         push_run(text_run, "someone/model", token=TOKEN)
     assert contents(text_run) == before
     assert here.commits("someone/model") == []

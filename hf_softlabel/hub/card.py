@@ -55,7 +55,7 @@ class ModelFacts:
     Args:
         config: of the run, fully resolved.
         metrics: of the run.
-        scored: its held-out predictions, with references and intervals.
+        scored: its held-out predictions, with references and intervals; None if nothing was held out.
         names: the classes, in the order of the logits.
         scaling, sets: if there was a calibration split.
         code: the model's code comes with it.
@@ -64,7 +64,7 @@ class ModelFacts:
     repo_id: str
     config: dict[str, Any]
     metrics: dict[str, Any]
-    scored: Scored
+    scored: Scored | None
     names: list[str]
     task: Task
     data: DataFacts
@@ -90,7 +90,7 @@ def run_facts(run: Path, repo_id: str) -> ModelFacts:
         metrics=json.loads((run / "metrics.json").read_text(encoding="utf-8")),
         scored=score_predictions([run], ordinal=bool(config.get("ordinal"))),
         names=names,
-        task=_task(config, described["architectures"][0]),
+        task=task_of(config, described["architectures"][0]),
         data=data_facts(config),
         scaling=Scaling.load(model) if (model / SCALING_NAME).exists() else None,
         sets=VoteCoverage.load(model) if (model / VOTE_COVERAGE_NAME).exists() else None,
@@ -98,7 +98,8 @@ def run_facts(run: Path, repo_id: str) -> ModelFacts:
     )
 
 
-def _task(config: dict[str, Any], architecture: str) -> Task:
+def task_of(config: dict[str, Any], architecture: str) -> Task:
+    """What the model takes, from its class and the recipe."""
     if architecture.endswith("ForMultipleChoice"):
         return "choice"
     if architecture.endswith("ForImageClassification"):
@@ -122,7 +123,7 @@ def write_card(facts: ModelFacts) -> str:
 
 def metadata(facts: ModelFacts) -> ModelCardData:
     """What the Hub reads: task, tags, data, and each score as a result of the `model-index`."""
-    config, scores = facts.config, facts.scored.scores[0]
+    config, scores = facts.config, facts.scored.scores[0] if facts.scored else {}
     results = [
         EvalResult(
             task_type=PIPELINES[facts.task],
@@ -145,7 +146,7 @@ def metadata(facts: ModelFacts) -> ModelCardData:
         datasets=list(facts.data.hub_ids) or None,
         tags=["hf_softlabel", "annotator-votes", "soft-labels", config["delivery"], *code],
         model_name=facts.repo_id.split("/")[-1],
-        eval_results=results,
+        eval_results=results or None,
     )
 
 
@@ -238,14 +239,10 @@ def _python(lines: list[str]) -> str:
 
 
 def _votes(facts: ModelFacts) -> str:
-    config, metrics, examples = facts.config, facts.metrics, facts.scored.examples
-    per_example = examples.votes.sum(-1)
+    config, metrics = facts.config, facts.metrics
     trained = "a stream" if metrics["train_examples"] is None else f"{metrics['train_examples']:,} examples"
     if config.get("votes_per_example"):
         trained += f", with {config['votes_per_example']} votes each, drawn from all"
-    held_out = f"{len(per_example):,} examples"
-    if (per_example > 1.5).any():
-        held_out += f", with {per_example.min():g} to {per_example.max():g} votes each (mean {per_example.mean():.1f})"
     delivery = config["delivery"]
     settings = "".join(f", `{key}: {config[key]}`" for key in SETTINGS.get(delivery, ()))
     processes = "1 process" if metrics["world_size"] == 1 else f"{metrics['world_size']} processes"
@@ -254,15 +251,28 @@ def _votes(facts: ModelFacts) -> str:
         "Who voted": facts.data.voters,
         "Trained on": trained,
         "Delivery": f"**{delivery}**{settings}: {DELIVERED[delivery]}",
-        "Held out": held_out,
+        "Held out": "nothing" if facts.scored is None else _held_out(facts.scored),
         "Training": f"{metrics['epochs']:g} epochs, seed {metrics['seed']}, {processes}",
         "Label stream": f"`{metrics['ledger_digest']}` (two runs with one digest saw the same labels)",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+def _held_out(scored: Scored) -> str:
+    votes = scored.examples.votes.sum(-1)
+    text = f"{len(votes):,} examples"
+    # Distributions do not say how many people voted.
+    if not (votes > 1.5).any():
+        return text
+    if votes.min() == votes.max():
+        return f"{text}, with {votes.max():g} votes each"
+    return f"{text}, with {votes.min():g} to {votes.max():g} votes each (mean {votes.mean():.1f})"
+
+
 def _scores(facts: ModelFacts) -> str:
     scored = facts.scored
+    if scored is None:
+        return "It was not evaluated."
     shown = {key: name for key, name in REFERENCES.items() if key in scored.references}
     lines = [
         f"| score | this model | 95% interval | {' | '.join(shown.values())} |",
@@ -272,13 +282,14 @@ def _scores(facts: ModelFacts) -> str:
         arrow = {True: " ↓", False: " ↑", None: ""}[NAMES[name]]
         cells = [_cell(scored.references[key].get(name)) for key in shown]
         lines.append(f"| {TITLES[name]}{arrow} | {_cell(score.value)} | {_interval(score)} | {' | '.join(cells)} |")
+    naive = "*Train mean*: the mean of the training votes for every example. " if "train_mean" in shown else ""
     hard = "the gold label" if scored.hard_label == "gold" else "the votes' majority, for not all have a gold label"
     notes = [
         "\n".join(lines),
         "Less is better where the arrow points down. *Own votes*: the votes themselves as predictions, whose soft NLL "
         "is the entropy floor. *Human half*: one half of each example's annotators as predictors of the other half. "
-        "*Train mean*: the mean of the training votes for every example. Intervals are from "
-        f"{scored.resamples:,} bootstrap resamples of the held-out examples. The hard label is {hard}.",
+        f"{naive}Intervals are from {scored.resamples:,} bootstrap resamples of the held-out examples. The hard label "
+        f"is {hard}.",
     ]
     undefined = [f"{TITLES[name]}: {one.undefined}" for name, one in scored.scores[0].items() if one.undefined]
     if undefined:
@@ -316,9 +327,12 @@ def _limits(facts: ModelFacts) -> str:
     limits = [
         "The votes are those of the people named above, on inputs like those of this data set. Other people may "
         "disagree about other things, and on other inputs the probabilities mean little.",
-        f"The scores are of one run (seed {facts.metrics['seed']}) on held-out examples of the same source. The "
-        "intervals say how sure they are given this run; another seed gives another model.",
     ]
+    if facts.scored is not None:
+        limits.append(
+            f"The scores are of one run (seed {facts.metrics['seed']}) on held-out examples of the same source. The "
+            "intervals say how sure they are given this run; another seed gives another model."
+        )
     if config.get("load_best_model_at_end"):
         limits.append(
             f"The checkpoint was chosen by {config['metric_for_best_model']} on the same held-out examples, so on new "

@@ -88,7 +88,8 @@ def is_hub_id(name: Any) -> bool:
         validate_repo_id(name)
     except HFValidationError:
         return False
-    return "/" in name
+    # None passes for a name.
+    return "/" in (name or "")
 
 
 def data_facts(config: dict[str, Any]) -> DataFacts:

@@ -10,16 +10,20 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, RepoUrl
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from ..data.errors import VotesError
 
-# A pickle with every argument of the training.
-NOT_PUBLISHED = ("training_args.bin",)
+# A pickle with every argument of the training; what a checkpoint has for the next process that goes on from it.
+NOT_PUBLISHED = (
+    *("training_args.bin", "trainer_state.json", "manifest.json", "ledger.npz", "*.part"),
+    *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
+)
 METRICS_NAME = "metrics.json"
 CARD_NAME = "README.md"
 
@@ -42,13 +46,14 @@ def push_run(
     run = Path(run)
     check_repo_id(repo_id)
     check_finished(run)
+    flags = "" if private else " --public"
+    again = (
+        f"The run is whole: `hf-softlabel push {run} --repo {repo_id}{flags}{' --overwrite' * overwrite}` tries again."
+    )
     # The Hub is asked first: the card's intervals take a while, and are in vain if it refuses.
-    with hub_errors(repo_id, token):
+    with hub_errors(repo_id, token, again):
         api = HfApi(token=token)
-        address = api.create_repo(repo_id, private=private, exist_ok=True)
-        info = api.model_info(repo_id)
-        if private and not info.private:
-            raise VotesError(f"{repo_id} exists and is public: push to it with --public, or choose another name.")
+        address, info = open_repository(api, repo_id, private, "push to it with --public")
         there = {item.rfilename for item in info.siblings or ()} - {".gitattributes"}
         if there and not overwrite and not _is_there(api, repo_id, run / METRICS_NAME, there):
             raise VotesError(
@@ -59,9 +64,23 @@ def push_run(
     stale = sorted(name for name in there - files.keys() if "/" not in name)
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     operations += [CommitOperationDelete(name) for name in stale]
-    with hub_errors(repo_id, token):
+    with hub_errors(repo_id, token, again):
         api.create_commit(repo_id, operations, commit_message=message)
     return str(address)
+
+
+def open_repository(api: HfApi, name: str, private: bool, consent: str) -> tuple[RepoUrl, ModelInfo]:
+    """Make a repository if there is none, and refuse one that everybody can see unless that is asked for.
+
+    Args:
+        name: perhaps without the owner, who is then the one of the token.
+        consent: how to ask for it.
+    """
+    address = api.create_repo(name, private=private, exist_ok=True)
+    info = api.model_info(address.repo_id)
+    if private and not info.private:
+        raise VotesError(f"{address.repo_id} exists and is public: {consent}, or choose another name.")
+    return address, info
 
 
 def _is_there(api: HfApi, repo_id: str, metrics: Path, there: set[str]) -> bool:
@@ -106,13 +125,12 @@ def run_files(run: Path, repo_id: str) -> dict[str, bytes | str]:
 
 
 def model_files(folder: Path) -> dict[str, bytes | str]:
-    """The files of a saved model that are of use to others."""
-    files: dict[str, bytes | str] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in NOT_PUBLISHED and path.suffix != ".part":
-            files[name] = _config(path) if name.endswith("config.json") else str(path)
-    return files
+    """The files of a saved model, or of a checkpoint, that are of use to others."""
+    return {
+        path.name: _config(path) if path.name.endswith("config.json") else str(path)
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not any(fnmatch(path.name, pattern) for pattern in NOT_PUBLISHED)
+    }
 
 
 def _config(path: Path) -> bytes:
@@ -127,8 +145,12 @@ def _config(path: Path) -> bytes:
 
 
 @contextmanager
-def hub_errors(repo_id: str, token: str | None = None) -> Iterator[None]:
-    """Say what went wrong between us and the Hub, what to do about it, and nothing that is secret."""
+def hub_errors(repo_id: str, token: str | None = None, again: str = "") -> Iterator[None]:
+    """Say what went wrong between us and the Hub, what to do about it, and nothing that is secret.
+
+    Args:
+        again: how to go on.
+    """
     try:
         yield
     except (HTTPError, OSError, RuntimeError) as error:
@@ -136,10 +158,11 @@ def hub_errors(repo_id: str, token: str | None = None) -> Iterator[None]:
         found = error.__cause__ if isinstance(error, RuntimeError) else error
         if not isinstance(found, (HTTPError, OSError)):
             raise
-        raise VotesError(_trouble(repo_id, found, token)) from None
+        raise VotesError(f"{trouble(repo_id, found, token)} {again}".strip()) from None
 
 
-def _trouble(repo_id: str, error: Exception, token: str | None) -> str:
+def trouble(repo_id: str, error: BaseException, token: str | None = None) -> str:
+    """What a failed push means to the user."""
     status, said = None, None
     if isinstance(error, HfHubHTTPError):
         status, said = error.response.status_code, error.server_message
@@ -151,7 +174,4 @@ def _trouble(repo_id: str, error: Exception, token: str | None) -> str:
             f"The Hub does not let you write to {repo_id}: {reason}. Log in with `hf auth login`, or give a token "
             "with write access (HF_TOKEN, or --token of `push`)."
         )
-    return (
-        f"The push to {repo_id} broke off: {reason}. What is on this disk is as it was; for a finished run, "
-        f"`hf-softlabel push RUN_DIR --repo {repo_id}` tries again."
-    )
+    return f"The push to {repo_id} broke off: {reason}."

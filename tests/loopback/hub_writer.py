@@ -12,11 +12,13 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -120,6 +122,18 @@ class Hub:
     def files(self, name: str, kind: str = "models") -> dict[str, bytes]:
         """What the newest commit holds."""
         return self.repositories[f"{kind}/{name}"].commits[-1].files
+
+    def point_clients_here(self, monkeypatch: Any, cache: Path) -> None:
+        """Make the clients of this very process use the Hub; they have read HF_ENDPOINT when they were imported."""
+        settings = {
+            "ENDPOINT": self.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": self.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(cache),
+            "HF_HUB_DISABLE_XET": True,
+        }
+        for name, value in settings.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
 
     def _user(self, request: Request) -> str | None:
         return self.tokens.get(request.headers.get("authorization", "").removeprefix("Bearer "))
@@ -287,7 +301,13 @@ class Hub:
             return refusal
         data = commit.files[path]
         headers |= {"ETag": f'"{_oid(path, data)}"', "X-Linked-Size": str(len(data))}
-        return Response(data, headers=headers, media_type="application/octet-stream")
+        # Streams of Parquet files read them piece by piece, the end first.
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
+        if wanted is None:
+            return Response(data, headers=headers, media_type="application/octet-stream")
+        first, last = int(wanted[1]), min(int(wanted[2] or len(data)), len(data) - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+        return Response(data[first : last + 1], 206, headers, "application/octet-stream")
 
     def _routes(self) -> list[Route]:
         api, file = "/api/{kind}/{owner}/{name}", "{owner}/{name}/resolve/{revision}/{path:path}"
@@ -320,6 +340,13 @@ class Hub:
                 send.__self__.transport.abort()
                 return
         await self.app(scope, receive, send)
+
+
+def environment(hub: Hub, home: Path, token: str | None) -> dict[str, str]:
+    """For a new process that is to use the Hub."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    kept |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    return kept | ({"HF_TOKEN": token} if token else {})
 
 
 @contextlib.contextmanager

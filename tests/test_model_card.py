@@ -1,0 +1,102 @@
+"""The card of a run, whole and in its variants."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from loopback.hub_writer import metadata_flaws
+from run_directories import held_out, write_run
+
+from hf_softlabel.conformal import VoteCoverage
+from hf_softlabel.hub.card import ModelFacts, model_card, run_facts, task_of, write_card
+from hf_softlabel.hub.data_facts import data_facts
+from hf_softlabel.metrics import score_votes
+from hf_softlabel.predictions import read_predictions
+from hf_softlabel.scaling import Scaling
+
+GOLDEN = Path(__file__).parent / "golden" / "model_card.md"
+
+
+def finished(
+    folder: Path, architecture: str = "BertForSequenceClassification", calibrated: bool = False, **options
+) -> Path:
+    """A run directory with what a card needs besides what reports do."""
+    run = write_run(folder / "run", **options)
+    model = run / "model"
+    described = json.loads((model / "config.json").read_text()) | {"architectures": [architecture]}
+    if architecture == "CifarResNetForImageClassification":
+        described["auto_map"] = {"AutoConfig": "resnet.CifarResNetConfig"}
+    (model / "config.json").write_text(json.dumps(described))
+    metrics = json.loads((run / "metrics.json").read_text()) | {"epochs": 20.0}
+    if calibrated:
+        Scaling(0.5, None, 400).save(model)
+        VoteCoverage(0.9, 0.75, 400).save(model)
+        metrics["scaled"] = {"soft_nll": 0.7654321, "ece_equal_mass_soft": 0.0123456}
+        metrics["vote_coverage"] = {"covered": 0.912, "covered_interval": [0.88, 0.944], "set_size": 1.625}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    return run
+
+
+def test_the_whole_card(tmp_path):
+    run = finished(tmp_path, "CifarResNetForImageClassification", calibrated=True, delivery="sls", seed=3)
+    card = model_card(run, "someone/cifar10h-sls")
+    assert card == GOLDEN.read_text(encoding="utf-8")
+    assert metadata_flaws(card) == []
+    # The numbers in it are those of the predictions, worked out from the votes by themselves.
+    _, votes = held_out(3)
+    expected = score_votes(read_predictions(run).values, votes, votes.argmax(1), from_logits=True)
+    results = {result.metric_type: result.metric_value for result in ModelCard(card).data.eval_results}
+    assert results == pytest.approx(expected, abs=1e-6)
+    assert str(tmp_path) not in card
+    for name in ("soft_nll", "accuracy", "entropy_correlation"):
+        assert f" | {expected[name]:.4f} | " in card
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> ModelFacts:
+    """Read once: its intervals take seconds."""
+    return run_facts(finished(tmp_path_factory.mktemp("plain")), "someone/model")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"delivery": "majority"}, "- It has seen the majority only"),
+        ({"delivery": "mixup"}, "- It has seen the majority only"),
+        ({"delivery": "label_smoothing"}, "**label_smoothing**, `label_smoothing_epsilon: 0.1`: only the most"),
+        ({"delivery": "shuffled_sls"}, "- It is a control, trained on the votes of other examples"),
+        ({"votes_per_example": 5}, "| Trained on | 4,000 examples, with 5 votes each, drawn from all |"),
+        ({"delivery": "soft"}, "- Its probabilities were not calibrated after the training."),
+        ({"load_best_model_at_end": True}, "The checkpoint was chosen by soft_nll on the same held-out examples"),
+        ({"dataset": "chaosnli", "subset": "mnli"}, "The votes are under CC BY-NC 4.0"),
+        ({"dataset": "chaosnli", "subset": "mnli"}, 'classify({"text": "A premise.", "text_pair": "A hypothesis."})'),
+        ({"dataset": "popquorn", "subset": "politeness"}, "on the votes of POPQUORN (politeness)"),
+        ({"dataset": "table", "sources": "team/votes"}, "datasets:\n- team/votes\n"),
+        ({"dataset": "table", "sources": "/data/votes.csv"}, "Say here under which licence the votes are."),
+        ({"model": "FacebookAI/roberta-base"}, "base_model: FacebookAI/roberta-base\n"),
+        ({"model": "FacebookAI/roberta-base", "from_scratch": True}, "roberta-base, trained from random weights"),
+        ({"architecture": "BertForMultipleChoice"}, "AutoModelForMultipleChoice.from_pretrained"),
+        ({"architecture": "BertForMultipleChoice"}, "pipeline_tag: multiple-choice\n"),
+    ],
+)
+def test_what_a_card_says_of_other_runs(plain, options, said):
+    options = dict(options)
+    architecture = options.pop("architecture", "BertForSequenceClassification")
+    config = plain.config | options
+    card = write_card(
+        replace(plain, config=config, data=data_facts(config), task=task_of(config, architecture), scaling=None)
+    )
+    assert said in card
+    assert metadata_flaws(card) == [] and "/data/" not in card
+
+
+def test_what_is_undefined_is_said_and_is_no_result(tmp_path):
+    _, votes = held_out(0)
+    run = finished(tmp_path, logits=0.0 * votes)
+    card = model_card(run, "someone/model")
+    assert "| entropy correlation ↑ | - | - |" in card and "Undefined here (-): entropy correlation: " in card
+    assert "entropy_correlation" not in {result.metric_type for result in ModelCard(card).data.eval_results}
