@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .cli_data import add_data, run_data
 from .cli_doctor import add_doctor, is_recipe, run_doctor
 from .cli_experiments import add_grid, add_report, run_grid, run_report, show
 from .cli_help import (
@@ -131,6 +132,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     diagnose.add_argument("--output_dir", metavar="DIR", help="for numbers and pictures (default: RUN/diagnostics)")
     add_report(commands, style)
     add_push(commands, style)
+    add_data(commands, style)
     return parser, {
         "demo": _demo,
         "train": _train,
@@ -138,6 +140,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
         "grid": run_grid,
         "report": run_report,
         "push": run_push,
+        "data": run_data,
         "score": _score,
         "calibrate": _calibrate,
         "diagnose": _diagnose,

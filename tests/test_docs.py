@@ -14,6 +14,7 @@ from hf_softlabel import load_votes
 from hf_softlabel.cli import _parser, main
 from hf_softlabel.cli_help import (
     CALIBRATE_EXAMPLES,
+    DATA_EXAMPLES,
     DIAGNOSE_EXAMPLES,
     DOCTOR_EXAMPLES,
     EXAMPLES,
@@ -44,6 +45,7 @@ def commands() -> list[str]:
         GRID_EXAMPLES,
         REPORT_EXAMPLES,
         PUSH_EXAMPLES,
+        DATA_EXAMPLES,
         SCORE_EXAMPLES,
         CALIBRATE_EXAMPLES,
         DIAGNOSE_EXAMPLES,

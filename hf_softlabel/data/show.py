@@ -20,6 +20,7 @@ BINS = 10
 BAR = 40
 CLASSES_SHOWN = 20
 TEXT_WIDTH = 100
+TEXT = (Value("string"), Value("large_string"))
 # Eighths of a character, so that a bar is as long as its number.
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -54,7 +55,7 @@ class Description:
         ties: in how many examples several classes have the most votes.
         annotators: (A,) how many votes each annotator gave; None where they are not known.
         gold, agreeing: examples with a gold label, and how many of these have it as their only majority.
-        disagreed: the examples with the highest entropy.
+        disagreed: the examples with the highest entropy, none of them unanimous.
     """
 
     splits: dict[str, int]
@@ -117,11 +118,9 @@ def format_description(title: str, found: Description, blocks: bool = True) -> s
     lines += [f"  {name:<11} {value}" for name, value in count_facts(found).items()]
     lines += ["", f"entropy of the votes / log(classes), mean {found.entropies.mean():.3f}"]
     lines += [f"  {line}" for line in entropy_histogram(found.entropies, blocks).splitlines()]
-    width = max(len("class"), *(len(name) for name in found.names[:CLASSES_SHOWN]))
+    width = max(len("class"), *(len(found.names[i]) for i in shown_classes(found)))
     lines += ["", f"  {'class':<{width}}   votes  majority of"]
-    # The most frequent first where they cannot all be shown.
-    order = np.argsort(-found.shares, kind="stable") if len(found.names) > CLASSES_SHOWN else range(len(found.names))
-    for i in list(order)[:CLASSES_SHOWN]:
+    for i in shown_classes(found):
         lines.append(f"  {found.names[i]:<{width}}  {found.shares[i]:6.1%}  {found.majorities[i]:,}")
     if len(found.names) > CLASSES_SHOWN:
         lines.append(f"  and {len(found.names) - CLASSES_SHOWN} more")
@@ -147,13 +146,20 @@ def count_facts(found: Description) -> dict[str, str]:
     if found.annotators is not None:
         facts["annotators"] = f"{len(found.annotators):,}; {_range(found.annotators)} votes each"
     unanimous = int((found.entropies == 0).sum())
-    facts["unanimous"] = f"{unanimous:,} examples ({unanimous / size:.1%})"
-    facts["ties"] = f"{found.ties:,} examples ({found.ties / size:.1%}) have no single majority"
+    facts["unanimous"] = f"{unanimous:,} of the examples ({unanimous / size:.1%})"
+    facts["ties"] = f"{found.ties:,} of the examples ({found.ties / size:.1%}), which have no single majority"
     facts["gold label"] = "none"
     if found.gold:
         agreeing = found.agreeing / found.gold
-        facts["gold label"] = f"for {found.gold:,} examples; it is the majority of {agreeing:.1%} of them"
+        facts["gold label"] = f"of {found.gold:,} examples; the majority agrees with it in {agreeing:.1%}"
     return facts
+
+
+def shown_classes(found: Description) -> list[int]:
+    """All classes in their order; of very many, the most frequent."""
+    if len(found.names) <= CLASSES_SHOWN:
+        return list(range(len(found.names)))
+    return np.argsort(-found.shares, kind="stable")[:CLASSES_SHOWN].tolist()
 
 
 def vote_text(example: Disagreement, names: Sequence[str]) -> str:
@@ -195,7 +201,8 @@ def _most_disagreed(
 ) -> list[Disagreement]:
     place = [(key, row) for key, dataset in splits.items() for row in range(len(dataset))]
     found = []
-    for i in np.argsort(-entropies.round(12), kind="stable")[:examples]:
+    order = np.argsort(-entropies.round(12), kind="stable")[:examples]
+    for i in order[entropies[order] > 0]:
         key, row = place[i]
         found.append(
             Disagreement(key, splits[key]["example_id"][row], float(entropies[i]), votes[i], _inputs(splits[key], row))
@@ -210,9 +217,7 @@ def _inputs(dataset: Dataset, row: int) -> dict[str, str]:
     try:
         columns = text_columns_of(dataset.column_names)
     except VotesError:  # columns of other names: all that hold text
-        columns = [
-            name for name, feature in dataset.features.items() if feature in (Value("string"), Value("large_string"))
-        ]
+        columns = [name for name, feature in dataset.features.items() if feature in TEXT]
     values = dataset.select_columns(list(columns))[row] if columns else {}
     return {name: shortened(values[name]) for name in columns if values[name]}
 
