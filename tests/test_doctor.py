@@ -251,6 +251,7 @@ class Resampling(torch.utils.data.Dataset):
         ("epoch", 0, False, []),
         ("own", 1, False, ["wrong epoch_not_seen"]),
         ("global", 1, True, ["note random_labels"]),
+        ("constant", 1, True, []),
     ],
 )
 def test_an_epoch_that_workers_do_not_see(tmp_path, tokens, how, workers, persistent, expected):
