@@ -142,6 +142,9 @@ def test_votes_that_remove_unused_columns_drops(tmp_path, tokens):
 def test_votes_under_another_name_are_known_by_their_form(tmp_path, tokens):
     train = tokens["train"].remove_columns(["votes", "example_id"])
     assert wrong(examine_trainer(stock(tmp_path, train))) == ["votes_dropped"]
+    # Two numbers are no votes on three classes.
+    other = hard(tokens["train"]).add_column("place", [[0.5, 0.5]] * len(train))
+    assert examine_trainer(stock(tmp_path, other)) == []
 
 
 def test_a_head_that_uses_bce(tmp_path, tokens):
@@ -453,8 +456,11 @@ def test_ids_that_two_splits_share(tmp_path, capsys):
 def test_what_cannot_be_read_has_exit_code_2(tmp_path, capsys):
     path = tmp_path / "votes.csv"
     path.write_text("text,a,b\none,2,3\n")
+    twice = tmp_path / "twice.csv"
+    twice.write_text("example_id,text,a,b\n1,one,2,3\n1,two,2,3\n")
     for words in (
         ["nothing.csv"],
+        [str(twice), "--label_columns", "a", "b"],
         [str(path), "--label_columns", "a", "c"],
         ["nothing.yaml"],
         [str(tmp_path / "x/y.yaml")],
