@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, DatasetDict, Features, Image, Value
+from datasets import DatasetDict
 from huggingface_hub import DatasetCard
 from loopback.hub_writer import Hub, environment, metadata_flaws, serve
 from PIL import Image as Picture
@@ -19,7 +19,6 @@ from PIL import Image as Picture
 from hf_softlabel import class_names, load_votes
 from hf_softlabel.cli import main
 from hf_softlabel.data.errors import VotesError
-from hf_softlabel.data.votes import votes_features
 from hf_softlabel.hub.data import build_data, push_data
 from hf_softlabel.score import VotesSource
 
@@ -149,25 +148,16 @@ def test_images_are_pushed_in_one_commit_and_read_back_equal(hub, tmp_path):
 
 def test_splits_and_images_that_lie_in_files_of_this_machine(here, tmp_path):
     pictures = tmp_path / "secret_place"
-    pictures.mkdir()
-    for i in range(3):
-        Picture.new("RGB", (4, 4), (80 * i, 0, 9)).save(pictures / f"{i}.png")
-    features = Features({"image": Image(), "note": Value("string"), **votes_features(["a", "b"])})
-    rows = [
-        {"image": str(pictures / f"{i}.png"), "note": f"n{i}", "votes": [i + 1, 2], "example_id": 5 - i, "label": None}
-        for i in range(3)
-    ]
-    votes = DatasetDict(
-        {
-            "train": Dataset.from_list(rows[:2], features=features),
-            "test": Dataset.from_list(rows[2:], features=features),
-        }
-    )
-    votes.save_to_disk(tmp_path / "saved")
-    folder = build_data(VotesSource(str(tmp_path / "saved")), tmp_path / "built")
+    for i, split in enumerate(["train", "train", "test"]):
+        (pictures / split).mkdir(parents=True, exist_ok=True)
+        Picture.new("RGB", (4, 4), (80 * i, 0, 9)).save(pictures / split / f"{i}.png")
+        row = {"file_name": f"{i}.png", "note": f"n{i}", "votes": [i + 1, 2], "example_id": 5 - i}
+        with open(pictures / split / "metadata.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+    folder = build_data(VotesSource(str(pictures)), tmp_path / "built")
     push_data(folder, "someone/pictures", token=TOKEN)
     check_nothing_private(here.files("someone/pictures", "datasets"), "secret_place", str(tmp_path))
-    check_read_back(here, tmp_path / "home", "someone/pictures", load_votes(str(tmp_path / "saved")))
+    check_read_back(here, tmp_path / "home", "someone/pictures", load_votes(str(pictures)))
 
 
 @pytest.mark.sources
