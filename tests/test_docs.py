@@ -116,7 +116,8 @@ def test_the_readme_from_top_to_bottom(folder, monkeypatch, capsys):
     exec(metrics, {})
     assert re.fullmatch(r"\{'soft_nll': 0\.9\d+, 'entropy_correlation': -?1\.0\}\n", capsys.readouterr().out)
     exec(diagnostics, {})
-    for command in (c for c in bash if re.match("hf-softlabel (score|calibrate|diagnose|doctor|data (show|build))", c)):
+    shown = "hf-softlabel (score|calibrate|diagnose|doctor|data (show|build))"
+    for command in (c for c in bash if re.match(shown, c)):
         assert main(shlex.split(command)[1:]) == 0, command
     assert "cover" in capsys.readouterr().out and Path("diagnostics/diagnostics.json").exists()
     assert Path("figures/validation_curves.png").exists() and Path("calibration/scaling.json").exists()
