@@ -133,6 +133,8 @@ def load_model(
         config = AutoConfig.from_pretrained(name_or_path, **source)
         order = _head_order(config, labels["label2id"]) if task != "choice" and not from_scratch else None
         config.id2label, config.label2id = labels["id2label"], labels["label2id"]
+        # A checkpoint for several labels at once would make pipelines of the trained model use sigmoids.
+        config.problem_type = None
         with _seeded(seed):
             if from_scratch:
                 model = auto_model.from_config(config, trust_remote_code=trust_remote_code)

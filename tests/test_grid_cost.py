@@ -53,3 +53,15 @@ def test_a_grid_says_how_to_send_what_its_cells_tracked_offline(tmp_path, monkey
     assert hint.startswith("2 cells were tracked offline")
     command = hint.partition("To send to W&B: ")[2].removesuffix(" | sh")
     assert subprocess.check_output(command, shell=True, text=True) == "wandb sync a/b\nwandb sync c\n"
+
+
+def test_a_grid_takes_no_token(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recipe = RECIPES / "synthetic/soft.yaml"
+    Path("g.yaml").write_text(f"recipe: {recipe}\naxes: {{seed: [0]}}\n")
+    Path("inside.yaml").write_text(f"recipe: {recipe}\noptions: {{hub_token: hf_secret}}\naxes: {{seed: [0]}}\n")
+    for words in (["g.yaml", "--hub_token", "hf_secret"], ["inside.yaml"]):
+        assert main(["grid", *words]) == 2
+        said = capsys.readouterr()
+        assert "HF_TOKEN" in said.err and "hf_secret" not in said.out + said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.yaml", "inside.yaml"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +73,16 @@ def test_new_head_depends_on_the_seed_alone(folder):
     assert first.classifier.weight.shape == (4, 16)
     assert same(first, second) and same(first.bert, third.bert) and same(first.bert, bert(NLI[::-1]).bert)
     assert not torch.equal(first.classifier.weight, third.classifier.weight)
+
+
+def test_a_checkpoint_for_several_labels_at_once_is_made_one_for_classes(folder, tmp_path):
+    config = json.loads((Path(folder) / "config.json").read_text())
+    shutil.copytree(folder, tmp_path / "many")
+    (tmp_path / "many" / "config.json").write_text(
+        json.dumps({**config, "problem_type": "multi_label_classification"})
+    )
+    model, _ = load_model(str(tmp_path / "many"), ["no", "yes"], task="text")
+    assert model.config.problem_type is None
 
 
 def test_head_with_the_same_classes_is_kept_and_put_in_order(folder, caplog):

@@ -89,6 +89,9 @@ def read_grid(path: str | Path, arguments: Sequence[str] = ()) -> Grid:
     output_dir = Path(given.pop("output_dir", None) or values["output_dir"] or f"runs/{recipe_name(path)}")
     axes = _axes(path, values["axes"])
     common = {**values["options"], **given}
+    if any("hub_token" in keys for keys in (common, *axes)):
+        # It would stand in grid.json, in logs, and in every cell's list of words.
+        raise VotesError(f"{path}: a grid takes no hub_token. Log in with `hf auth login`, or set HF_TOKEN.")
     for key in dict.fromkeys(key for product in axes for key in product):
         if key in common:
             where = "the command line" if key in given else "options"
