@@ -191,6 +191,9 @@ def run_recipe(
         if data_config.dataset not in VERIFIED and fingerprint(splits) != finished["votes_fingerprint"]:
             raise VotesError(f"{out} holds a finished run on other votes than {data_config.sources} has now.")
         logger.warning("%s is finished already; --overwrite starts it anew.", out)
+        if training.push_to_hub:
+            name = training.hub_model_id or "owner/name"
+            logger.warning("It was not pushed now: hf-softlabel push %s --repo %s does so.", out, name)
         return finished
     shown = example_inputs(splits.eval, data_config.text_columns)
     history = _History(out / "history.jsonl")
@@ -260,8 +263,11 @@ def run_recipe(
             tracking.log_results()
             write_text_atomically(out / "DONE", "")
     if training.push_to_hub and training.process_index == 0:
-        private, repository = bool(training.hub_private_repo), trainer.hub_model_id
-        push_run(out, repository, private, training.hub_token, overwrite=True, message="End of training")
+        private, repository = training.hub_private_repo is not False, trainer.hub_model_id
+        # What the repository holds is this run's: the trainer has seen to that before.
+        own = {"overwrite": True, "keep_others": True, "message": "End of training"}
+        address = push_run(out, repository, private, training.hub_token, **own)
+        logger.warning("Pushed to %s.", address)
     trainer.accelerator.wait_for_everyone()
     return metrics
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import HfApi, ModelCard
 from loopback.hub_writer import Hub, environment, metadata_flaws, serve
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
@@ -21,7 +21,7 @@ from hf_softlabel import load_model
 from hf_softlabel.cli import main
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.data.synthetic import load_synthetic
-from hf_softlabel.hub.push import push_run
+from hf_softlabel.hub.push import model_files, push_run
 
 ROOT = Path(__file__).parents[1]
 TOKEN = "hf_RecognisableSecret"
@@ -211,12 +211,24 @@ def test_the_same_run_twice_is_one_commit_and_another_run_is_refused(here, text_
     for _ in range(2):
         push_run(text_run, "someone/model", token=TOKEN)
     assert len(here.commits("someone/model")) == 1
+    # A card that was completed on the Hub stays.
+    mine = here.files("someone/model")["README.md"] + b"\nWho voted: we did.\n"
+    HfApi(token=TOKEN).upload_file(path_or_fileobj=mine, path_in_repo="README.md", repo_id="someone/model")
+    push_run(text_run, "someone/model", token=TOKEN)
+    assert here.files("someone/model")["README.md"] == mine
     with pytest.raises(VotesError, match=r"someone/model exists and holds another model.*--overwrite"):
         push_run(image_run, "someone/model", token=TOKEN)
-    assert len(here.commits("someone/model")) == 1
+    assert len(here.commits("someone/model")) == 2
     push_run(image_run, "someone/model", token=TOKEN, overwrite=True)
     # Nothing is left of the texts' tokenizer.
     assert "resnet.py" in here.files("someone/model") and "tokenizer.json" not in here.files("someone/model")
+
+
+def test_configurations_are_pushed_without_paths_of_this_machine(tmp_path):
+    inside = {"a": {"b": "/home/me/x", "c": 1}, "l": ["/home/me/y", "z"], "p": "/home/me", "q": "relative/x"}
+    (tmp_path / "config.json").write_text(json.dumps(inside))
+    found = json.loads(model_files(tmp_path)["config.json"])
+    assert found == {"a": {"c": 1}, "l": ["z"], "q": "relative/x"}
 
 
 def test_a_public_repository_is_not_pushed_to_unasked(here, text_run):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from loopback.hub_writer import environment, metadata_flaws, serve
 from trainers import config, expected_digest, text_trainer
 
@@ -127,6 +127,31 @@ def test_a_public_repository_is_refused_unless_asked_for(here, tmp_path, texts):
     assert not here.repositories["models/someone/seen"].private
     with pytest.raises(VotesError, match=r"someone/seen exists and is public: set hub_private_repo: false"):
         text_trainer(tmp_path, texts, **options)
+
+
+def test_a_repository_with_files_of_others_is_refused_before_the_training(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    api = HfApi(token=TOKEN)
+    api.create_repo("someone/texts", private=True)
+    api.upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id="someone/texts")
+    path = recipe(tmp_path, num_train_epochs=1)
+    assert main(["train", str(path)]) == 2
+    assert "holds files that this run has not pushed: set another hub_model_id" in capsys.readouterr().err
+    assert here.files("someone/texts") == {"notes.txt": b"mine"} and not (tmp_path / "run" / "DONE").exists()
+    api.delete_file("notes.txt", "someone/texts")
+    assert main(["train", str(path)]) == 0
+    # Started anew it finds its own repository, and what somebody has put there meanwhile stays.
+    api.upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id="someone/texts")
+    assert main(["train", str(path), "--overwrite"]) == 0
+    assert here.files("someone/texts")["notes.txt"] == b"mine"
+    assert "hub.json" not in here.files("someone/texts")
+    capsys.readouterr()
+
+
+def test_a_repository_is_private_also_where_the_recipe_leaves_that_open(here, tmp_path, texts):
+    options = {"hub_model_id": "someone/open", "hub_token": TOKEN, "push_to_hub": True}
+    text_trainer(tmp_path, texts, hub_private_repo=None, **options)
+    assert here.repositories["models/someone/open"].private
 
 
 def test_a_model_that_others_could_not_load_is_not_pushed(here, tmp_path, texts):

@@ -13,7 +13,7 @@ from run_directories import held_out, write_run
 
 from hf_softlabel.conformal import VoteCoverage
 from hf_softlabel.hub.card import ModelFacts, model_card, run_facts, task_of, write_card
-from hf_softlabel.hub.data_facts import data_facts
+from hf_softlabel.hub.data_facts import data_facts, is_hub_id
 from hf_softlabel.metrics import score_votes
 from hf_softlabel.predictions import read_predictions
 from hf_softlabel.scaling import Scaling
@@ -100,3 +100,10 @@ def test_what_is_undefined_is_said_and_is_no_result(tmp_path):
     card = model_card(run, "someone/model")
     assert "| entropy correlation ↑ | - | - |" in card and "Undefined here (-): entropy correlation: " in card
     assert "entropy_correlation" not in {result.metric_type for result in ModelCard(card).data.eval_results}
+
+
+def test_a_path_of_this_machine_is_no_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    assert is_hub_id("owner/name") and is_hub_id("uoft-cs/cifar10")
+    assert not any(map(is_hub_id, ("data/votes.csv", "runs/mine", "/home/me/x", "alone", None)))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+
+FILE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,8 @@ def is_hub_id(name: Any) -> bool:
         validate_repo_id(name)
     except HFValidationError:
         return False
-    # None passes for a name.
-    return "/" in (name or "")
+    # None passes for a name. `data/votes.csv` has the form of one too, and so has a folder of this machine.
+    return "/" in (name or "") and Path(name).suffix not in FILE_SUFFIXES and not Path(name).exists()
 
 
 def data_facts(config: dict[str, Any]) -> DataFacts:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, RepoUrl
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
@@ -21,7 +22,7 @@ from ..data.errors import VotesError
 
 # A pickle with every argument of the training; what a checkpoint has for the next process that goes on from it.
 NOT_PUBLISHED = (
-    *("training_args.bin", "trainer_state.json", "manifest.json", "ledger.npz", "*.part"),
+    *("training_args.bin", "trainer_state.json", "manifest.json", "ledger.npz", "*.part", "hub.json"),
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
 )
 METRICS_NAME = "metrics.json"
@@ -34,6 +35,7 @@ def push_run(
     private: bool = True,
     token: str | None = None,
     overwrite: bool = False,
+    keep_others: bool = False,
     message: str = "Push a run of hf_softlabel",
 ) -> str:
     """Push a finished run as the model `repo_id`, and return its address. A run that is there already is left alone.
@@ -42,6 +44,7 @@ def push_run(
         private: of a new repository; a public one is only pushed to with `private=False`.
         token: with write access; by default HF_TOKEN, or that of `hf auth login`.
         overwrite: replace what the repository holds of another model.
+        keep_others: remove nothing from it.
     """
     run = Path(run)
     check_repo_id(repo_id)
@@ -55,13 +58,16 @@ def push_run(
         api = HfApi(token=token)
         address, info = open_repository(api, repo_id, private, "push to it with --public")
         there = {item.rfilename for item in info.siblings or ()} - {".gitattributes"}
-        if there and not overwrite and not _is_there(api, repo_id, run / METRICS_NAME, there):
+        if there and not overwrite:
+            if _is_there(api, repo_id, run / METRICS_NAME, there):
+                # With its card, which people are asked to complete.
+                return str(address)
             raise VotesError(
                 f"{repo_id} exists and holds another model. Choose another name, or replace it with --overwrite."
             )
     files = run_files(run, repo_id)
     # What lies in folders, as checkpoints do, is not the model's.
-    stale = sorted(name for name in there - files.keys() if "/" not in name)
+    stale = [] if keep_others else sorted(name for name in there - files.keys() if "/" not in name)
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     operations += [CommitOperationDelete(name) for name in stale]
     with hub_errors(repo_id, token, again):
@@ -137,11 +143,24 @@ def _config(path: Path) -> bytes:
     """A configuration without what is true on this machine only, and with the loss that the model was trained by."""
     text = path.read_text(encoding="utf-8")
     values = json.loads(text)
-    kept = {key: value for key, value in values.items() if not (isinstance(value, str) and os.path.isabs(value))}
+    kept = _without_paths(values)
     if kept.get("problem_type") not in (None, "single_label_classification"):
         # Of the checkpoint that was fine-tuned: a pipeline would put a sigmoid on every class.
         kept["problem_type"] = "single_label_classification"
     return text.encode() if kept == values else json.dumps(kept, indent=2).encode()
+
+
+def _without_paths(value: Any) -> Any:
+    """A value of JSON without the absolute paths in it, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_paths(item) for key, item in value.items() if not _is_path(item)}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value if not _is_path(item)]
+    return value
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and os.path.isabs(value)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ pickle of all arguments.
 
 from __future__ import annotations
 
+import json
 import logging
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +18,13 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
 
+from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
 from .push import CARD_NAME, hub_errors, model_files, open_repository, trouble
 
 logger = logging.getLogger(__name__)
+# In the output directory: which repository its run pushes to.
+OWN_REPOSITORY = "hub.json"
 
 
 class HubPushes(Trainer):
@@ -36,8 +40,26 @@ class HubPushes(Trainer):
         name = args.hub_model_id or Path(args.output_dir).absolute().name
         with hub_errors(name, token):
             consent = "set hub_private_repo: false to push to it"
-            address, _ = open_repository(HfApi(token=token), name, bool(args.hub_private_repo), consent)
+            private = args.hub_private_repo is not False
+            address, info = open_repository(HfApi(token=token), name, private, consent)
+        there = {item.rfilename for item in info.siblings or ()} - {".gitattributes"}
+        mark = Path(args.output_dir) / OWN_REPOSITORY
+        own = json.loads(mark.read_text(encoding="utf-8"))["repository"] if mark.exists() else None
+        if there and own != address.repo_id:
+            raise VotesError(
+                f"{address.repo_id} exists and holds files that this run has not pushed: set another hub_model_id, or "
+                "train without push_to_hub and replace them with `hf-softlabel push RUN --overwrite`."
+            )
+        # A resumed run finds its own repository again.
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(mark, json.dumps({"repository": address.repo_id}))
         self.hub_model_id, self.push_in_progress = address.repo_id, None
+
+    def _push_begins(self) -> None:
+        if self.args.trackio_static_space_id is None:
+            # trackio would make a Space of its own, which nobody has asked for.
+            self.args.trackio_static_space_id = False
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Too early: `Trainer` calls it before a checkpoint is whole. See `push_checkpoint`."""
@@ -50,7 +72,7 @@ class HubPushes(Trainer):
         args = self.args
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
             return
-        self.callback_handler.on_push_begin(args, self.state, self.control)
+        self._push_begins()
         step = args.save_strategy == SaveStrategy.STEPS
         place = f"step {self.state.global_step}" if step else f"epoch {int(self.state.epoch)}"
         files = model_files(checkpoint)
@@ -84,7 +106,7 @@ class HubPushes(Trainer):
         token = token or self.args.hub_token
         if not isinstance(self.accelerator.unwrap_model(self.model), PreTrainedModel):
             raise VotesError("push_to_hub is for models of transformers: others could not load this one.")
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self._push_begins()
         if self.hub_model_id is None:
             self.init_hf_repo(token)
         sets = self.eval_dataset
