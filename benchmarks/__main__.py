@@ -1,0 +1,69 @@
+"""Benchmarks against named peers: all of them, or those that are named.
+
+    make bench
+    make bench NAMES="labels images"
+    OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks labels --scale 0.01 --output /tmp/bench
+
+Every benchmark runs in a process of its own, with one thread. It writes results/NAME.json, and all results together
+make the table in results/README.md. The exit code is 1 if a target was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+from .table import markdown
+
+HERE = Path(__file__).parent
+NAMES = ("images", "steps", "epochs", "labels", "hessian", "knn", "scores", "imports", "grid", "text", "report")
+
+
+def measure(name: str, scale: float, output: Path) -> bool:
+    """Run one benchmark in this process and write its rows. True if no target was missed."""
+    rows = []
+    for row in import_module(f"benchmarks.{name}").rows(scale):
+        rows.append(row.as_json())
+        against = f"{row.target}: {'met' if row.met else 'MISSED'}" if row.target else "reported"
+        print(f"  {row.name} | {row.peer} | {row.ratio:.3g} {row.unit} | {against}", flush=True)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return all(row["met"] is not False for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the sizes; results are only meant at 1")
+    parser.add_argument("--output", type=Path, default=HERE / "results", help="(default: benchmarks/results)")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in NAMES:
+            parser.error(f"there is no benchmark {name!r} among {', '.join(NAMES)}")
+    if options.scale != 1 and options.output == HERE / "results":
+        parser.error("results of another scale are not for benchmarks/results: give --output")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if len(options.names) == 1:
+        met = measure(options.names[0], options.scale, options.output)
+    else:
+        met = True
+        for number, name in enumerate(options.names or NAMES, 1):
+            print(f"{number}/{len(options.names or NAMES)} {name}", flush=True)
+            start = time.perf_counter()
+            words = [name, "--scale", str(options.scale), "--output", str(options.output)]
+            met &= subprocess.run([sys.executable, "-m", "benchmarks", *words]).returncode == 0
+            print(f"  {time.perf_counter() - start:.0f} s", flush=True)
+    (options.output / "README.md").write_text(markdown(options.output, NAMES), encoding="utf-8")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""How a benchmark measures: ours and the peer after each other in the same run, and what is kept of it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Row:
+    """One comparison.
+
+    Args:
+        name: what was measured.
+        peer: what it was measured against.
+        ratio: in the direction that the target names (times as fast, or times as long); see `unit`.
+        unit: what the ratio is of.
+        target: `">= 20"`, `"<= 1.02"`, or None where a number is only reported.
+        spread: the lowest and highest ratio of the rounds, where there are rounds.
+        sizes: how large the work was.
+        seconds: of ours and of the peer; medians, to tell how long a benchmark takes, not to be compared.
+        checked: how the two were seen to do the same work.
+        packages: the peers' packages, whose versions are kept.
+    """
+
+    name: str
+    peer: str
+    ratio: float
+    unit: str
+    target: str | None = None
+    spread: tuple[float, float] | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    checked: str = ""
+    packages: tuple[str, ...] = ()
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the ratio reaches the target; None without one."""
+        if self.target is None:
+            return None
+        relation, number = self.target.split()
+        return {">=": self.ratio >= float(number), "<=": self.ratio <= float(number)}[relation]
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("hf_softlabel", "torch", "transformers", "numpy", *self.packages)
+        row = asdict(self) | {"met": self.met, "versions": {name: version(name) for name in names}}
+        del row["packages"]
+        return row
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long `work` takes. The garbage of what ran before is collected first, so that it is not charged to it."""
+    gc.collect()
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@dataclass
+class Alternation:
+    """The rounds of two kinds of work: `ours[i]` and `theirs[i]` ran one after the other."""
+
+    ours: list[float]
+    theirs: list[float]
+
+    def row(self, name: str, peer: str, unit: str, target: str | None = None, **rest: Any) -> Row:
+        """`unit` is "times as fast" (theirs / ours) or "times as long" (ours / theirs).
+
+        The ratio is the median of the rounds' ratios: a machine that slows down for a while slows both of a round.
+        """
+        faster = {"times as fast": True, "times as long": False}[unit]
+        ratios = [b / a if faster else a / b for a, b in zip(self.ours, self.theirs, strict=True)]
+        return Row(
+            name,
+            peer,
+            statistics.median(ratios),
+            unit,
+            target,
+            spread=(min(ratios), max(ratios)),
+            seconds={"ours": statistics.median(self.ours), "peer": statistics.median(self.theirs)},
+            **rest,
+        )
+
+
+def alternate(ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 5) -> Alternation:
+    """Run both in turn, and the one that begins in turn too: what comes second finds warmer caches."""
+    times = Alternation([], [])
+    for number in range(rounds):
+        pair = [(ours, times.ours), (theirs, times.theirs)]
+        for work, kept in pair if number % 2 == 0 else pair[::-1]:
+            kept.append(seconds(work))
+    return times
+
+
+def growth(name: str, work: Callable[[int], Callable[[], object]], n: int, rounds: int = 3, **rest: Any) -> Row:
+    """The exponent e of a cost that grows as n ** e, from sizes n and 10 n. `work(n)` makes the inputs first."""
+    times = alternate(work(10 * n), work(n), rounds)
+    row = times.row(name, "the same at a tenth of the size", "times as long", sizes={"from": n, "to": 10 * n}, **rest)
+    row.ratio, row.unit = math.log10(row.ratio), "exponent of the growth"
+    row.spread = (math.log10(row.spread[0]), math.log10(row.spread[1]))
+    return row
+
+
+def _memory(field_name: str) -> int:
+    """`VmRSS` or `VmHWM` of this process, in bytes (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field_name))
+
+
+def _peak(work: Callable[..., Callable[[], object]], arguments: tuple, pipe) -> None:
+    call = work(*arguments)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _memory("VmRSS")
+    kept = call()
+    pipe.send(_memory("VmHWM") - before)
+    del kept
+
+
+def peak_memory(work: Callable[..., Callable[[], object]], *arguments: Any) -> int:
+    """The bytes by which `work(*arguments)()` raises the peak of a process of its own; its inputs are there before.
+
+    `work` is a function of a module: the process imports it.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_peak, args=(work, arguments, there))
+    process.start()
+    there.close()
+    peak = here.recv()
+    process.join()
+    return peak
