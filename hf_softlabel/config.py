@@ -159,6 +159,10 @@ class DataConfig:
     shuffle_buffer: int = field(default=1000, metadata={"help": "A stream is shuffled within so many examples."})
     eval_split: str | None = field(default=None, metadata={"help": "Use this split instead of holding out."})
     eval_fraction: float = field(default=0.2, metadata={"help": "Share held out, stratified on the hard label."})
+    eval_annotators: float | None = field(
+        default=None,
+        metadata={"help": "Share of annotators whose votes on the same items are the eval split instead."},
+    )
     split_seed: int | None = field(default=None, metadata={"help": "Default: seed."})
     calibration_fraction: float = field(
         default=0.0, metadata={"help": "Share of the training split kept to fit scaling and vote-coverage sets on."}

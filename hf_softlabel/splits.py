@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .config import DataConfig
+from .data.annotators import split_annotators
 from .data.errors import VotesError
 from .data.load import load_votes
 from .data.votes import split_stream, split_votes, subsample_votes, votes_fingerprint
@@ -39,7 +40,12 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
     if "train" not in data:
         raise VotesError(f"There is no split 'train' among: {', '.join(data)}.")
     split_seed = seed if config.split_seed is None else config.split_seed
-    if config.eval_split is not None:
+    if config.eval_annotators is not None:
+        for key in ("eval_split", "streaming", "train_size"):
+            if getattr(config, key):
+                raise VotesError(f"eval_annotators scores the training items themselves: leave out {key}.")
+        splits = split_annotators(data["train"], config.eval_annotators, split_seed)
+    elif config.eval_split is not None:
         if config.eval_split not in data:
             raise VotesError(f"There is no split {config.eval_split!r} (eval_split) among: {', '.join(data)}.")
         splits = {"train": data["train"], "eval": data[config.eval_split]}
