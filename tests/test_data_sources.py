@@ -86,6 +86,15 @@ def test_chaosnli(sources, subset, file, items, gold):
 
 
 @pytest.mark.sources
+def test_chaosnli_joined_is_both_files_with_unique_ids(sources):
+    parts = [load_votes("chaosnli", name, sources=sources)["train"] for name in ("snli", "mnli")]
+    joined = load_votes("chaosnli", "snli+mnli", sources=sources)["train"]
+    assert joined["uid"][:] == [uid for part in parts for uid in part["uid"]]
+    assert joined["votes"][:] == [votes for part in parts for votes in part["votes"]]
+    assert joined["example_id"][:] == list(range(1514 + 1599))
+    assert joined.features.keys() == parts[0].features.keys()
+
+
 def test_chaosnli_first_row_and_alphanli(sources):
     row = load_votes("chaosnli", "snli", sources=sources)["train"][0]
     assert row["uid"] == "2407214681.jpg#0r1n" and row["votes"] == [30, 70, 0] and row["label"] == 1
@@ -199,7 +208,7 @@ def test_sources_must_be_a_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("chaosnli",), "subsets snli, mnli, alphanli"),
+        (("chaosnli",), "subsets snli, mnli, alphanli, snli.mnli"),
         (("chaosnli", "anli"), "snli, mnli, alphanli.*'anli'"),
         (("popquorn",), "subsets offensiveness, politeness"),
         (("cifar10h", "test"), "cifar10h takes no `subset`"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, Value, concatenate_datasets
 
 from .errors import VotesError
 from .sources import Source, check_totals, find_source
@@ -21,15 +21,22 @@ FILES = {
     "alphanli": ("chaosNLI_alphanli.jsonl", "f55817ecc11a02ba3030cd7d2c567d23843456809020723abad53f4fde024c9e"),
 }
 ITEMS = {"snli": 1514, "mnli": 1599, "alphanli": 1532}
+# The two that have the same classes, as most work on ChaosNLI joins them.
+JOINED = "snli+mnli"
 VOTES_PER_ITEM = 100
 
 
 def load_chaosnli(subset: str | None, sources: str | os.PathLike | None = None) -> Dataset:
     """Columns `premise` and `hypothesis` (alphanli: `obs1`, `obs2`, `hyp1`, `hyp2`), `votes`, `example_id` (the row in
-    the authors' file), `label` (the original gold label), `uid` and `source`.
+    the authors' file, or in their files one after the other), `label` (the original gold label), `uid` and `source`.
     """
+    if subset == JOINED:
+        joined = concatenate_datasets([load_chaosnli(part, sources) for part in JOINED.split("+")])
+        numbers = joined.features["example_id"]
+        return joined.remove_columns("example_id").add_column("example_id", range(len(joined)), feature=numbers)
     if subset not in FILES:
-        raise VotesError(f"ChaosNLI has the subsets {', '.join(FILES)}; choose one of them, not {subset!r}.")
+        names = ", ".join([*FILES, JOINED])
+        raise VotesError(f"ChaosNLI has the subsets {names}; choose one of them, not {subset!r}.")
     if subset == "alphanli":
         names, inputs, codes = ["hyp1", "hyp2"], ["obs1", "obs2", "hyp1", "hyp2"], [1, 2]
     else:

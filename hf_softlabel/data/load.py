@@ -29,8 +29,8 @@ def load_votes(
 
     Args:
         name: `cifar10h`, `chaosnli`, `popquorn`, `synthetic`, `table`, or the path or Hub id of a table.
-        subset: `snli`, `mnli` or `alphanli` of chaosnli; `offensiveness` or `politeness` of popquorn; `vision` or
-            `text` of synthetic; the configuration of a Hub set.
+        subset: `snli`, `mnli`, `snli+mnli` or `alphanli` of chaosnli; `offensiveness` or `politeness` of popquorn;
+            `vision` or `text` of synthetic; the configuration of a Hub set.
         sources: a folder that holds the authors' files by their own names at any depth; by default the environment
             variable HF_SOFTLABEL_SOURCES, else the files are downloaded. For `table`: its path or Hub id.
         revision: a branch, tag or commit of the Hub set.
