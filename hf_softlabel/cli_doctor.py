@@ -14,22 +14,23 @@ from .data.errors import VotesError
 
 
 def add_doctor(commands: Any, style: dict[str, Any]) -> None:
-    """The options of `doctor`, which for a recipe takes every key besides."""
+    """The options of `doctor`, which for a recipe or a grid takes every key besides."""
     doctor = commands.add_parser(
         "doctor",
         help="find the known traps in a recipe or a data set, by a dry run",
         description=DOCTOR_DESCRIPTION,
         epilog=DOCTOR_EXAMPLES,
-        usage="hf-softlabel doctor RECIPE.yaml|DATA [options] [--KEY VALUE ...]",
+        usage="hf-softlabel doctor RECIPE.yaml|GRID.yaml|DATA [options] [--KEY VALUE ...]",
         allow_abbrev=False,
         **style,
     )
-    doctor.add_argument("target", metavar="RECIPE_OR_DATA", help="a recipe, chaosnli, ..., a table, a Hub id")
+    doctor.add_argument("target", metavar="RECIPE_OR_DATA", help="a recipe, a grid, chaosnli, ..., a table, a Hub id")
     doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_reading(doctor.add_argument_group("data"))
 
 
 def is_recipe(target: str) -> bool:
+    """Whether the target is a recipe or a grid of one."""
     return target.endswith((".yaml", ".yml"))
 
 
@@ -43,10 +44,11 @@ def _recipe_words(words: Sequence[str]) -> list[str]:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    from .doctor import as_json, examine_data, examine_recipe, format_findings
+    from .doctor import as_json, examine_data, examine_grid, examine_recipe, format_findings, is_grid
 
     if is_recipe(options.target):
-        found = examine_recipe(options.target, _recipe_words(options.words))
+        examine = examine_grid if is_grid(options.target) else examine_recipe
+        found = examine(options.target, _recipe_words(options.words))
     else:
         found = examine_data(votes_source(options, options.target, options.split))
     if os.environ.get("RANK", "0") == "0":

@@ -1,7 +1,8 @@
 """`hf-softlabel doctor`: a dry run of a batch or two that finds the known traps in a recipe, a data set or a Trainer.
 
-The traps are in [`hf_softlabel.doctor_checks`] (what can be read), [`hf_softlabel.doctor_steps`] (what a training step
-shows) and [`hf_softlabel.doctor_workers`] (what worker processes see).
+The traps are in [`hf_softlabel.doctor_checks`] (what can be read), [`hf_softlabel.doctor_columns`] (which columns are
+votes), [`hf_softlabel.doctor_losses`] (what a training step shows) and [`hf_softlabel.doctor_workers`] (what worker
+processes see).
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import json
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from datasets import Dataset
 from datasets import IterableDataset as StreamingDataset
 from transformers import Trainer
 
 from .build import build_trainer
-from .config import parse_recipe
+from .config import DataConfig, ModelConfig, SoftLabelConfig, as_words, parse_recipe
 from .data.errors import VotesError
 from .data.images import VotesImages
 from .data.table import open_table
@@ -36,8 +39,10 @@ from .doctor_checks import (
     names_in,
     raw_inputs,
 )
-from .doctor_steps import LABELS, check_losses, first_row, forward_names, vote_columns
+from .doctor_columns import LABELS, forward_names, num_classes, table_column, vote_columns
+from .doctor_losses import check_losses
 from .doctor_workers import check_epochs
+from .experiments.grid import cell_configs, read_grid
 from .preparation import votes_and_ids
 from .run import VERIFIED
 from .score import VotesSource
@@ -45,10 +50,10 @@ from .splits import Splits, load_splits
 from .trainer import VotesTrainer
 
 # For the dry run of a recipe, whatever it says: on the CPU, a small batch, nothing logged and nothing published.
-DRY_RUN = (
-    *("--use_cpu=true", "--fp16=false", "--bf16=false", "--tf32=false"),
-    *("--report_to", "none", "--push_to_hub=false", "--disable_tqdm=true"),
-)
+DRY_RUN = {
+    **{"use_cpu": True, "fp16": False, "bf16": False, "tf32": False},
+    **{"report_to": "none", "push_to_hub": False, "disable_tqdm": True},
+}
 _BATCH, _EXAMPLES = 8, 64
 
 
@@ -70,7 +75,7 @@ def examine_trainer(trainer: Trainer) -> list[Finding]:
 
 def _examine_steps(trainer: Trainer) -> list[Finding]:
     found = check_losses(trainer)
-    if not any(finding.name == "votes_dropped" for finding in found):
+    if not any(finding.name == "votes_dropped" and finding.severity == "wrong" for finding in found):
         found += check_epochs(trainer)
     names = names_in(getattr(trainer.train_dataset, "features", None)) or getattr(trainer.train_dataset, "names", None)
     if names is not None:
@@ -109,22 +114,14 @@ def _columns(dataset: Any) -> list[str]:
 
 
 def _targets(trainer: Trainer) -> np.ndarray | None:
-    """The whole (N, C) column of votes or soft labels; None if there is none, or it can only be read row by row."""
+    """The whole (N, C) column of votes beside the labels; None if there is none, or it can only be read row by row."""
     train = trainer.train_dataset
     if isinstance(trainer, VotesTrainer):
         known = votes_and_ids(train)
         return None if known is None else known[0]
-    if not isinstance(train, Dataset):
-        return None
-    row = first_row(train)
-    names = vote_columns(row, trainer.model) or [name for name in LABELS if isinstance(row.get(name), list)]
-    if not names:
-        return None
-    try:
-        array = np.asarray(train.with_format(None)[names[0]][:])
-    except ValueError:  # of several lengths
-        return None
-    return array if array.ndim == 2 and array.dtype.kind in "iuf" else None
+    names = vote_columns(train, trainer.model)
+    values = table_column(train, names[0]) if names else None
+    return values if values is not None and num_classes(trainer.model) in (None, values.shape[1]) else None
 
 
 def _common(train: Any, held_out: Any, split: str, columns: Sequence[str]) -> list[Finding]:
@@ -192,31 +189,69 @@ def _examine_table(source: VotesSource, error: VotesError) -> list[Finding]:
     return _sorted(found)
 
 
-def examine_recipe(path: str, words: Sequence[str] = ()) -> list[Finding]:
+def examine_recipe(path: str | Path, words: Sequence[str] = ()) -> list[Finding]:
     """The data, the model and a training step of a recipe with the command line's options."""
+    dry = [word for key, value in DRY_RUN.items() for word in as_words(key, value)]
     with tempfile.TemporaryDirectory() as folder:
-        output = ("--output_dir", folder)
-        model_config, data_config, training = parse_recipe(path, [*words, *DRY_RUN, *output])
-        training.per_device_train_batch_size = min(_BATCH, training.per_device_train_batch_size)
-        try:
-            splits = load_splits(data_config, training.seed)
-        except VotesError as error:
-            if data_config.dataset in VERIFIED:
-                raise
-            options = {"label_columns": data_config.label_columns, "item": data_config.item_column}
-            options = {key: value for key, value in options.items() if value is not None}
-            source = VotesSource(data_config.dataset, data_config.subset, data_config.sources, None, options)
-            return _examine_table(source, error)
-        named = {name: split for name, split in splits._asdict().items() if split is not None}
-        found = examine_splits(named, data_config.text_columns)
-        if not isinstance(splits.train, StreamingDataset):
-            found += check_counts(dense_votes(splits.train), training.delivery or "soft")
-            # The first examples are as good as all for a batch or two, and need no minute of decoding.
-            splits = Splits(*(split and split.select(range(min(_EXAMPLES, len(split)))) for split in splits))
-        if any(finding.name == "counts_missing" for finding in found):
-            training.delivery = "soft"  # to see the rest
-        trainer, _ = build_trainer(model_config, data_config, training, splits)
-        return _sorted(found + _examine_steps(trainer))
+        return _examine_run(*parse_recipe(path, [*words, *dry, f"--output_dir={folder}"]))
+
+
+def is_grid(path: str | Path) -> bool:
+    """Whether a YAML file is a grid of runs; what cannot be read is left to whoever reads it as a recipe."""
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(values, dict) and "axes" in values
+
+
+def examine_grid(path: str | Path, words: Sequence[str] = ()) -> list[Finding]:
+    """The first cell of each recipe in a grid, with the command line's options; all cells are parsed."""
+    cells = read_grid(path, words).cells
+    firsts = {cell.recipe: cell for cell in reversed(cells)}.values()
+    found = []
+    for cell in reversed(firsts):
+        found.append(
+            Finding(
+                "grid",
+                "note",
+                f"A grid of {len(cells)} cells: {cell.name} was examined, the first with the recipe {cell.recipe}.",
+                f"cell {cell.name}",
+                "nothing; for another cell, give the recipe and the cell's options: hf-softlabel doctor RECIPE.yaml "
+                "--KEY VALUE",
+            )
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            dry = replace(cell, options={**cell.options, **DRY_RUN}, output_dir=Path(folder))
+            try:
+                of_cell = _examine_run(*cell_configs(dry))
+            except VotesError as error:
+                raise VotesError(f"{path}, cell {cell.name}: {error}") from error
+        found += [replace(finding, where=f"cell {cell.name}: {finding.where}") for finding in of_cell]
+    return _sorted(found)
+
+
+def _examine_run(model_config: ModelConfig, data_config: DataConfig, training: SoftLabelConfig) -> list[Finding]:
+    training.per_device_train_batch_size = min(_BATCH, training.per_device_train_batch_size)
+    try:
+        splits = load_splits(data_config, training.seed)
+    except VotesError as error:
+        if data_config.dataset in VERIFIED:
+            raise
+        options = {"label_columns": data_config.label_columns, "item": data_config.item_column}
+        options = {key: value for key, value in options.items() if value is not None}
+        source = VotesSource(data_config.dataset, data_config.subset, data_config.sources, None, options)
+        return _examine_table(source, error)
+    named = {name: split for name, split in splits._asdict().items() if split is not None}
+    found = examine_splits(named, data_config.text_columns)
+    if not isinstance(splits.train, StreamingDataset):
+        found += check_counts(dense_votes(splits.train), training.delivery or "soft")
+        # The first examples are as good as all for a batch or two, and need no minute of decoding.
+        splits = Splits(*(split and split.select(range(min(_EXAMPLES, len(split)))) for split in splits))
+    if any(finding.name == "counts_missing" for finding in found):
+        training.delivery = "soft"  # to see the rest
+    trainer, _ = build_trainer(model_config, data_config, training, splits)
+    return _sorted(found + _examine_steps(trainer))
 
 
 def _sorted(found: Sequence[Finding]) -> list[Finding]:

@@ -43,15 +43,8 @@ class Finding:
     fix: str
 
 
-def is_multi_label(targets: np.ndarray) -> bool:
-    """Whether (N, C) floats are the 0/1 targets of a multi-label task, and so no votes at all."""
-    return bool(np.isin(targets, (0, 1)).all() and (targets.sum(1) != 1).any())
-
-
 def check_rows(votes: np.ndarray, split: str, tolerance: float = FLOAT32_TOLERANCE) -> list[Finding]:
     """Rows of (N, C) votes that are no distribution, and rows with a tie. Integers are counts."""
-    if votes.dtype.kind == "f" and is_multi_label(votes):
-        return []
     found = []
     total = votes.sum(1)
     bad = ~np.isfinite(total) | (votes < 0).any(1) | (total == 0)

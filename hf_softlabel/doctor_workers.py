@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from transformers import Trainer
 
 from .doctor_checks import Finding
-from .doctor_steps import LABELS, OURS, first_row, vote_columns
+from .doctor_columns import LABELS, OURS, vote_columns
 
 _EPOCHS, _ROWS = 3, 16
 
@@ -36,10 +36,7 @@ def check_epochs(trainer: Trainer) -> list[Finding]:
 
 
 def _check_epochs(trainer: Trainer, rows: Subset, workers: bool) -> list[Finding]:
-    args, targets = (
-        trainer.args,
-        (*LABELS, *trainer.label_names, *vote_columns(first_row(rows.dataset), trainer.model)),
-    )
+    args, targets = trainer.args, (*LABELS, *trainer.label_names, *vote_columns(rows.dataset, trainer.model))
     loader = trainer.get_train_dataloader()
     through = DataLoader(
         rows,
