@@ -27,6 +27,7 @@ from .pictures import report_pictures, setting_pictures
 from .published import BASINS, BASINS_SCALE
 from .runs import Run, find_runs
 from .same_target import setting_tables
+from .scale import scale_pictures, scale_tables
 from .setting import Setting, settings_of
 from .soft_vs_hard import soft_against_majority
 from .tables import Table, to_csv, to_latex, to_markdown
@@ -57,8 +58,8 @@ def build_report(folder: str | Path, title: str | None = None, progress: bool = 
         title or f"Learning from votes: {name}",
         Path(folder),
         _summary(list(zip(settings, sections, strict=True)), _short_names(settings), table),
-        [] if table is None else [table],
-        report_pictures(settings),
+        [*([] if table is None else [table]), *scale_tables(settings)],
+        [*report_pictures(settings), *scale_pictures(settings)],
         sections,
         found.runs,
         found.missing,

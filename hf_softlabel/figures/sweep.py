@@ -71,6 +71,7 @@ def seed_lines(
     panels: Mapping[str, Mapping[str, Mapping[float, Sequence[float]]]],
     xlabel: str,
     paper: Mapping[str, Mapping[str, Mapping[float, float]]] | None = None,
+    zero: bool = False,
 ) -> Figure:
     """Means over seeds with SD bars, joined by a line per name; seeds are faint points; x is logarithmic.
 
@@ -78,6 +79,7 @@ def seed_lines(
         panels: values of seeds by place on the x axis, by name, by the panel's y label.
         paper: a paper's means by place, by name, by panel. They stand in a panel beside it, as hollow marks: on one
             axis with runs of another scale, nothing else would be seen than how far these are from each other.
+        zero: the values are differences: draw a line at 0.
     """
     paper = {label: series for label, series in (paper or {}).items() if any(series.values())}
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
@@ -90,6 +92,8 @@ def seed_lines(
         ax = next(left)
         _logarithmic(ax, places, xlabel)
         ax.set_ylabel(label)
+        if zero:
+            ax.axhline(0, color=GUIDE, linewidth=0.8)
         for name, points in series.items():
             _draw_series(ax, points, shifts[name], chosen[name])
         if label in paper:
