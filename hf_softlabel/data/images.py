@@ -146,8 +146,8 @@ def _decode(dataset: Dataset, column: str, image_size: int | None) -> Tensor:
             unequal.append(f"{row} ({image.width} x {image.height})")
             continue
         if out is None:
-            out = np.empty((len(dataset), image.height, image.width, 3), np.uint8)
-        out[row] = image
+            out = np.empty((len(dataset), 3, image.height, image.width), np.uint8)
+        out[row] = np.asarray(image).transpose(2, 0, 1)
     if broken:
         raise VotesError(f"`{column}` cannot be decoded in {len(broken)} row(s): {some(broken)}. Remove or mend them.")
     if unequal:
@@ -155,7 +155,7 @@ def _decode(dataset: Dataset, column: str, image_size: int | None) -> Tensor:
             f"The images differ in size: the first is {shape[0]} x {shape[1]}, others are not: rows {some(unequal)}. "
             "Give image_size to resize them all."
         )
-    return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
+    return torch.from_numpy(out)
 
 
 def stream_images(dataset: StreamingDataset) -> StreamingDataset:
