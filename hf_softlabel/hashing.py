@@ -7,14 +7,18 @@ workers and on where a run was interrupted. Here the randomness is `hash64(seed,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+
+Array = TypeVar("Array", Tensor, np.ndarray)
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 # Of a whole data set so many rows are permuted at a time: more would not fit a processor's cache.
-_CHUNK = 1 << 14
+_CHUNK = 1 << 12
 
 
 def _signed(value: int) -> int:
@@ -32,11 +36,16 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _mix_tensor(x: Tensor) -> Tensor:
-    # `>>` on int64 copies the sign bit; the mask makes it the logical shift that splitmix64 is defined with.
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MUL1
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MUL2
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+def _mix(x: Array) -> Array:
+    """In place, of int64."""
+    for shift, factor in ((30, _MUL1), (27, _MUL2), (31, 1)):
+        # `>>` on int64 copies the sign bit; the mask makes it the logical shift that splitmix64 is defined with.
+        high = x >> shift
+        high &= (1 << (64 - shift)) - 1
+        x ^= high
+        if factor != 1:
+            x *= factor
+    return x
 
 
 def _words(keys: tuple[int | str | Tensor, ...]) -> Iterator[int | Tensor]:
@@ -68,7 +77,7 @@ def hash64(*keys: int | str | Tensor) -> Tensor:
         else:
             left = _signed(state + _GOLDEN) if isinstance(state, int) else state + _signed(_GOLDEN)
             right = _signed(key) if isinstance(key, int) else key
-            state = _mix_tensor(left ^ right)
+            state = _mix(left ^ right)
     if isinstance(state, int):
         raise TypeError("hash64 needs at least one tensor among its keys")
     return state
@@ -79,7 +88,7 @@ def uniform(bits: Tensor) -> Tensor:
     return ((bits >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
-def below(bits: Tensor, n: Tensor | int) -> Tensor:
+def below(bits: Array, n: Array | int) -> Array:
     """Integers in [0, n) from a hash (the modulo's bias is below n / 2**63)."""
     return ((bits >> 1) & ((1 << 63) - 1)) % n
 
@@ -96,17 +105,31 @@ def permuted_position(position: Tensor, size: Tensor, key: Tensor, rounds: int =
         key: (N,) int64, one permutation for each.
         rounds: 24 leave no deviation from uniform that a chi-square test over a million keys finds.
     """
-    if len(key) > _CHUNK:
-        parts = zip(position.split(_CHUNK), size.split(_CHUNK), key.split(_CHUNK), strict=True)
-        return torch.cat([permuted_position(*part, rounds) for part in parts])
+    # hash64(purpose, key, number of the round) but for the last key, which is of the rounds below.
+    begun = [hash64(purpose, key) + _signed(_GOLDEN) for purpose in ("pivot", "slope", "offset")]
+    if key.device.type != "cpu":
+        return _swap_or_not(position, size, begun, torch.arange(rounds, device=key.device)[:, None])
+    # On a CPU the same by numpy, whose integer kernels take half of torch's time.
+    out, number = np.empty(len(key), np.int64), np.arange(rounds)[:, None]
+    arrays = [x.numpy() for x in (position, size, *begun)]
+    for start in range(0, len(key), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        at, of, *states = (x[part] for x in arrays)
+        out[part] = _swap_or_not(at, of, states, number)
+    return torch.from_numpy(out)
+
+
+def _swap_or_not(position: Array, size: Array, begun: list[Array], number: Array) -> Array:
+    """All rounds for (N,) positions. `begun`: the hashes of pivots, slopes and offsets before the round's number."""
     # All rounds' secrets at once: for a batch the cost is the number of kernels, not of numbers.
-    number = torch.arange(rounds, device=key.device)[:, None]
-    pivots = below(hash64("pivot", key, number), size)
-    slopes, offsets = hash64("slope", key, number), hash64("offset", key, number)
+    pivots, slopes, offsets = (_mix(state ^ number) for state in begun)
+    pivots = below(pivots, size)
     for pivot, slope, offset in zip(pivots, slopes, offsets, strict=True):
-        partner = (pivot - position) % size
+        partner = pivot - position
+        partner += (partner >> 63) & size  # modulo size, without a division
         # Both members of a pair toss the same coin, so that they swap or stay together: the top bit of a random line
         # (multiply-shift hashing), which costs two operations.
-        swap = torch.maximum(position, partner) * slope + offset < 0
-        position = torch.where(swap, partner, position)
+        swap = (position.clip(partner) * slope + offset) >> 63
+        # A choice by bits: a branch on coins is mispredicted every second time.
+        position = position ^ ((position ^ partner) & swap)
     return position
