@@ -23,6 +23,7 @@ _PUBLIC = {
     "run": ["run_recipe"],
     "scaling": ["Scaling", "fit_temperature", "fit_vector_scaling"],
     "score": ["VotesSource", "score_predictions"],
+    "sparse_votes": ["SparseVotes"],
     "trainer": ["VotesTrainer"],
     "trainers": [
         "DeterministicControlTrainer",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from .run import run_recipe
     from .scaling import Scaling, fit_temperature, fit_vector_scaling
     from .score import VotesSource, score_predictions
+    from .sparse_votes import SparseVotes
     from .trainer import VotesTrainer
     from .trainers import (
         DeterministicControlTrainer,

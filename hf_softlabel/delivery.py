@@ -60,7 +60,12 @@ def sample_label(votes: Tensor, bits: Tensor) -> Tensor:
 
 def sls_label(votes: Tensor, example_id: Tensor, epoch: int, seed: int, resample_every: int = 1) -> Tensor:
     """Stochastic label sampling: y ~ Categorical(p), drawn anew every `resample_every` epochs. (N,) int64."""
-    return sample_label(votes, hash64("sls", seed, epoch // resample_every, example_id))
+    return sample_label(votes, sls_bits(example_id, epoch, seed, resample_every))
+
+
+def sls_bits(example_id: Tensor, epoch: int, seed: int, resample_every: int = 1) -> Tensor:
+    """(N,) int64: the random bits of an epoch's labels."""
+    return hash64("sls", seed, epoch // resample_every, example_id)
 
 
 def multipass_label(votes: Tensor, example_id: Tensor, epoch: int, seed: int) -> Tensor:
@@ -73,9 +78,12 @@ def multipass_label(votes: Tensor, example_id: Tensor, epoch: int, seed: int) ->
             "multipass cycles through the votes themselves, but these rows are probabilities. "
             "Give integer counts, or use the delivery 'sls', which needs only probabilities."
         )
-    m = votes.sum(-1)
-    position = permuted_position(epoch % m, m, hash64("multipass", seed, example_id))
-    return vote_at(votes, position)
+    return vote_at(votes, multipass_position(votes.sum(-1), example_id, epoch, seed))
+
+
+def multipass_position(m: Tensor, example_id: Tensor, epoch: int, seed: int) -> Tensor:
+    """(N,) numbers of votes m -> (N,) int64 in [0, m): which vote comes up, of those in the order of the classes."""
+    return permuted_position(epoch % m, m, hash64("multipass", seed, example_id))
 
 
 def vote_at(votes: Tensor, position: Tensor) -> Tensor:
