@@ -9,7 +9,7 @@ import pytest
 from doctor_trainers import distributions
 
 from hf_softlabel.cli import main
-from hf_softlabel.doctor import examine_recipe
+from hf_softlabel.doctor import examine_grid, examine_recipe
 
 ROOT = Path(__file__).parents[1]
 SYNTHETIC = sorted(path.name for path in (ROOT / "recipes/synthetic").glob("*.yaml") if path.name != "grid.yaml")
@@ -116,3 +116,45 @@ def test_a_person_can_read_it(tmp_path, capsys):
         "       fix:   divide each row by its sum, or store counts as integers; remove rows without votes\n"
         f"{path}: 1 wrong, 0 notes.\n"
     )
+
+
+def test_a_grid_is_examined_in_the_first_cell_of_each_recipe(tmp_path, texts, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"text": row["text"], "votes": p} for row, p in zip(texts["train"], distributions(texts["train"]), strict=True)
+    ]
+    Path("votes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, delivery in (("one", "soft"), ("two", "multipass")):
+        recipe = f"dataset: table\nsources: votes.jsonl\nmodel: synthetic-bert\ndelivery: {delivery}\n"
+        Path(f"{name}.yaml").write_text(recipe)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    grid = tmp_path / "grid.yml"
+    grid.write_text("axes:\n  recipe: [one.yaml, two.yaml]\n  seed: [5, 6]\n")
+    code, report = doctor(capsys, grid)
+    examined = [f for f in report["findings"] if f["name"] == "grid"]
+    assert [f["where"] for f in examined] == ["cell one-seed5", "cell two-seed5"]
+    assert "A grid of 4 cells: one-seed5 was examined" in examined[0]["what"]
+    (finding,) = [f for f in report["findings"] if f["severity"] == "wrong"]
+    assert code == 1 and finding["name"] == "counts_missing" and finding["where"].startswith("cell two-seed5: train")
+    # Options are for every cell.
+    code, report = doctor(capsys, grid, "--votes_per_example", "5")
+    assert (code, report["wrong"]) == (0, 0)
+    grid.unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before  # no run directory, and no grid.json
+
+
+def test_the_shipped_grid_is_not_wrong(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    found = examine_grid("recipes/synthetic/grid.yaml")
+    assert {finding.name for finding in found} <= {"grid", "tied_votes"}
+
+
+def test_a_grid_that_cannot_be_examined_says_in_which_cell(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("dataset: table\nsources: nothing.csv\nmodel: synthetic-bert\n")
+    grid = tmp_path / "grid.yaml"
+    grid.write_text("recipe: mine.yaml\naxes:\n  seed: [3]\n")
+    assert main(["doctor", str(grid)]) == 2
+    assert f"hf-softlabel: error: {grid}, cell seed3: " in capsys.readouterr().err
+    grid.write_text("recipe: mine.yaml\naxes:\n  sead: [3]\n")
+    assert main(["doctor", str(grid)]) == 2
+    assert "unknown key 'sead' in axes" in capsys.readouterr().err

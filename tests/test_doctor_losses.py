@@ -42,12 +42,6 @@ def test_a_bce_head_is_told_from_cross_entropy_with_two_classes_and_logits_of_ze
     assert wrong(examine_trainer(trainer)) == ["bce_head"]
 
 
-def test_multi_label_targets_are_no_votes(tmp_path, tokens):
-    train = tokens["train"].remove_columns(["votes", "example_id", "label", "p"])
-    rows = [[1.0, float(i % 2), 0.0] for i in range(len(train))]
-    assert examine_trainer(stock(tmp_path, train.add_column("labels", rows))) == []
-
-
 def summed_over_items(outputs, labels, num_items_in_batch=None):
     return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
 

@@ -1,0 +1,131 @@
+"""Healthy Trainers of other tasks, as their users make them, in which the doctor must find nothing wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset
+from PIL import Image
+from torch import nn
+from torchvision import transforms
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    Trainer,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from hf_softlabel.doctor import examine_trainer
+
+EXAMPLES, TOKENS = 24, 8
+RNG = np.random.default_rng(0)
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def trainer(tmp_path, model, train, collator=None, **options) -> Trainer:
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=8,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        **options,
+    )
+    return Trainer(model=model, args=args, train_dataset=train, data_collator=collator)
+
+
+def bert(num_labels: int = 2, problem_type: str | None = None) -> BertConfig:
+    return BertConfig(
+        vocab_size=50, max_position_embeddings=16, num_labels=num_labels, problem_type=problem_type, **SIZES
+    )
+
+
+def texts(**columns) -> Dataset:
+    """Token ids and further columns, of which each is an array of `EXAMPLES` rows."""
+    ids = RNG.integers(1, 50, (EXAMPLES, TOKENS))
+    lists = {name: column.tolist() for name, column in {"input_ids": ids, **columns}.items()}
+    return Dataset.from_dict(lists)
+
+
+def token_labels() -> np.ndarray:
+    labels = RNG.integers(0, 3, (EXAMPLES, TOKENS))
+    labels[:, 0] = -100
+    return labels
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "columns"),
+    [
+        (BertForSequenceClassification, bert(1), {"label": RNG.normal(size=EXAMPLES)}),
+        (BertForSequenceClassification, bert(1), {"labels": RNG.random((EXAMPLES, 1))}),
+        (BertForSequenceClassification, bert(3, "regression"), {"labels": RNG.normal(size=(EXAMPLES, 3))}),
+        (BertForSequenceClassification, bert(3, "regression"), {"labels": RNG.dirichlet([1] * 3, EXAMPLES)}),
+        (BertForTokenClassification, bert(3), {"labels": token_labels()}),
+        (BertForTokenClassification, bert(TOKENS), {"labels": token_labels()}),
+        (BertForTokenClassification, bert(TOKENS), {"labels": RNG.integers(0, 8, (EXAMPLES, TOKENS))}),
+        (BertForMaskedLM, bert(), {"labels": RNG.integers(0, 50, (EXAMPLES, TOKENS))}),
+    ],
+    ids=["regression", "column", "scores", "shares", "tags", "as-many-tags", "unpadded-tags", "masked-lm"],
+)
+def test_a_text_task_gives_no_finding(tmp_path, model, config, columns):
+    assert examine_trainer(trainer(tmp_path, model(config), texts(**columns))) == []
+
+
+def test_answers_in_a_text_give_a_note_at_most(tmp_path):
+    places = RNG.integers(0, TOKENS, (EXAMPLES, 2))
+    train = texts(start_positions=places[:, 0], end_positions=places[:, 1], offsets=places)
+    found = examine_trainer(trainer(tmp_path, BertForQuestionAnswering(bert()), train))
+    assert [finding.severity for finding in found] == ["note"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_with_random_augmentation_give_no_finding(tmp_path, workers):
+    pixels = RNG.integers(0, 255, (EXAMPLES, 16, 16, 3), dtype=np.uint8)
+    names = ["a", "b", "c"]
+    train = Dataset.from_dict(
+        {"image": [Image.fromarray(image) for image in pixels], "label": RNG.integers(0, 3, EXAMPLES).tolist()}
+    ).cast_column("label", ClassLabel(names=names))
+    augment = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+
+    def transform(batch):
+        batch["pixel_values"] = [augment(image) for image in batch["image"]]
+        return batch
+
+    def collate(rows):
+        pixel_values = torch.stack([row["pixel_values"] for row in rows])
+        return {"pixel_values": pixel_values, "labels": torch.tensor([row["label"] for row in rows])}
+
+    config = ViTConfig(image_size=16, patch_size=8, id2label=dict(enumerate(names)), **SIZES)
+    options = {"remove_unused_columns": False, "dataloader_num_workers": workers}
+    model = ViTForImageClassification(config)
+    assert examine_trainer(trainer(tmp_path, model, train.with_transform(transform), collate, **options)) == []
+
+
+class Linear(nn.Module):
+    """A model of the user's own, without a config."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(TOKENS, 3)
+
+    def forward(self, features, labels):
+        logits = self.layer(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_table_and_a_model_of_ones_own_give_no_finding(tmp_path):
+    columns = {
+        "features": RNG.dirichlet([1] * TOKENS, EXAMPLES),  # an input, whatever its rows look like
+        "labels": RNG.integers(0, 3, EXAMPLES),
+        "months": RNG.integers(0, 9, (EXAMPLES, 12)),
+    }
+    train = Dataset.from_dict({name: column.tolist() for name, column in columns.items()})
+    assert examine_trainer(trainer(tmp_path, Linear(), train)) == []
