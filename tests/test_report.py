@@ -80,6 +80,18 @@ def test_the_numbers_are_those_of_the_runs_and_the_same_in_every_form(written, f
     assert float(first["soft_nll"]) == scores[1] and first["grid"] == "main"
 
 
+def test_it_says_how_the_runs_were_made(written):
+    sentences = [
+        "Grid main: 9 runs; seeds 0, 1, 2; 0.03 hours of training, 0.2 minutes the median; hf_softlabel 0.1.0.",
+        "10 runs of no grid; seeds 0, 1, 2; 0.03 hours of training, 0.2 minutes the median; hf_softlabel 0.1.0.",
+    ]
+    for sentence in sentences:
+        assert f"- {sentence}\n" in (written / "report.md").read_text()
+        assert sentence in (written / "report.html").read_text()
+    about = json.loads((written / "report.json").read_text())
+    assert about["seeds"] == [0, 1, 2] and about["versions"] == {"hf_softlabel": ["0.1.0"]}
+
+
 def test_what_was_not_run_is_listed_and_the_title_is_escaped(written):
     markdown = (written / "report.md").read_text()
     assert "- `grid/mixup-seed0`: cut off" in markdown and "- `grid/mixup-seed1`: not started" in markdown

@@ -236,7 +236,9 @@ def test_soft_against_majority_has_the_relative_changes(tmp_path):
         for seed in range(3):
             scores = {"kl": kl + seed / 100, "entropy_correlation": 0.3, "accuracy": 0.5}
             write_run(tmp_path / f"{name}-soft-{seed}", "soft", seed, scores, dataset=name)
-            scores = {"kl": 2 * (kl + seed / 100), "entropy_correlation": 0.2, "accuracy": 0.5}
+            # 49, 50 and 51% of the majority's: the changes are -51, -50 and -49%.
+            doubled = (kl + seed / 100) / (0.49 + seed / 100)
+            scores = {"kl": doubled, "entropy_correlation": 0.2, "accuracy": 0.5}
             write_run(tmp_path / f"{name}-majority-{seed}", "majority", seed, scores, dataset=name)
     settings, _ = settings_of(find_runs(tmp_path).runs, [])
     table = soft_against_majority(settings)
@@ -247,6 +249,11 @@ def test_soft_against_majority_has_the_relative_changes(tmp_path):
         assert table.entry(row, change[1]).mean == pytest.approx(50)
     assert table.entry(2, change[0]).paper.mean == -32 and table.entry(2, change[1]).paper.mean == 61
     assert table.entry(0, 1).test.p_two_sided == 0.25
+    # Mean -50, SD 1, t of 2 degrees of freedom 4.303: half the interval is 2.48.
+    assert table.notes[2] == (
+        "average over settings: soft labels change KL by -50.0% (95% interval -52.5% to -47.5%) and entropy "
+        "correlation by +50.0% (95% interval +50.0% to +50.0%)."
+    )
     # Relative to a correlation around 0 there is no change.
     assert relative_change({0: 0.2, 1: 0.3}, {0: 0.1, 1: -0.01}) == {}
     assert soft_against_majority([]) is None

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import rankdata, wilcoxon
+from scipy.stats import rankdata, ttest_1samp, wilcoxon
 
 from hf_softlabel.experiments.stats import (
     holm,
+    mean_interval,
     paired_differences,
     paired_test,
     seeds_for_power,
@@ -138,3 +139,11 @@ def test_seeds_for_power_have_about_that_power(effect, tests, two_sided):
     assert 0.77 < found.mean() < 0.9
     assert seeds_for_power(0.0) is None and seeds_for_power(math.inf) is None
     assert seeds_for_power(100.0, 12) == 8  # never fewer than can reach it
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
+def test_the_interval_of_a_mean_is_scipys(values):
+    expected = ttest_1samp(values, 0).confidence_interval(0.95)
+    assert mean_interval(values) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    # By hand: mean 2, SD 1, t of 2 degrees of freedom 4.3027.
+    assert mean_interval([1, 2, 3]) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-5)

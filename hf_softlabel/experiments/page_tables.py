@@ -9,6 +9,7 @@ from html import escape
 
 from .content import Report
 from .page_data import data_block
+from .provenance import provenance
 from .stats import ALPHA
 from .tables import (
     Table,
@@ -148,7 +149,7 @@ def runs_html(report: Report) -> str:
 </tbody>
 </table>
 </div>
-{remarks(report.notes)}
+{remarks([*provenance(report.runs), *report.notes])}
 {listing("Not finished", listed)}
 {listing("Copies, left out", copies)}
 </section>"""

@@ -24,6 +24,7 @@ from .content import Example, Picture, Report, Section
 from .findings import compared, headline, section_findings
 from .page import write_page
 from .pictures import report_pictures, setting_pictures
+from .provenance import provenance, versions
 from .published import BASINS, BASINS_SCALE
 from .runs import Run, find_runs
 from .same_target import setting_tables
@@ -176,7 +177,14 @@ def write_report(report: Report, output_dir: str | Path, progress: bool = False)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         _write_files(report, Path(folder), progress)
         names = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
-        content = {"title": report.title, "findings": list(report.findings), "runs": len(report.runs), "files": names}
+        content = {
+            "title": report.title,
+            "findings": list(report.findings),
+            "runs": len(report.runs),
+            "seeds": sorted({run.seed for run in report.runs}),
+            "versions": versions(report.runs),
+            "files": names,
+        }
         # Of an earlier report only what it wrote is removed: people put notes beside it.
         for name in _files_of(out):
             (out / name).unlink(missing_ok=True)
@@ -237,6 +245,7 @@ def runs_csv(runs: Sequence[Run], folder: Path) -> str:
     """A line per run: what it was, and every score."""
     out = io.StringIO()
     keys = ("delivery", "seed", "dataset", "subset", "model", "votes_per_example", "resample_every")
+    keys += ("train_size", "num_train_epochs")
     about = ("world_size", "train_seconds", "best_step", "ledger_digest")
     writer = csv.DictWriter(out, ("run", "grid", *keys, *NAMES, *about), lineterminator="\n")
     writer.writeheader()
@@ -256,6 +265,7 @@ def report_markdown(report: Report) -> str:
     for section in report.sections:
         lines += ["", f"## {section.title}", "", section.scale, "", *(f"- {finding}" for finding in section.findings)]
         lines += _blocks(f"{section.key}-", section.tables, section.pictures)
+    lines += ["", "## How the runs were made", "", *(f"- {sentence}" for sentence in provenance(report.runs))]
     if report.missing:
         lines += ["", "## Not run", ""]
         lines += [f"- `{os.path.relpath(one.path, report.folder)}`: {one.state}" for one in report.missing]

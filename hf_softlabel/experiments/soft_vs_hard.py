@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from .published import CORRELATION_GAIN, EPISTEMIC, KL_REDUCTION
 from .setting import Setting, metric
+from .stats import mean_interval
 from .tables import Column, Entry, Published, Table, with_tests
 
 # (title, score, lower is better), each of majority and of soft labels.
@@ -80,4 +82,19 @@ def soft_against_majority(settings: Sequence[Setting]) -> Table | None:
         "majority vote",
         compares_rows=False,
     )
+    table = replace(table, notes=tuple(_intervals(table, changes)))
     return with_tests(table, lambda i, j: (i, reference_of[j]) if j in reference_of and i < len(kept) else None)
+
+
+def _intervals(table: Table, columns: Iterable[int]) -> Iterator[str]:
+    """A sentence for each row on its changes, with intervals over seeds."""
+    for i, row in enumerate(table.rows):
+        parts = []
+        for j in columns:
+            values = list(table.entry(i, j).values.values())
+            if len(values) > 1:
+                low, high = mean_interval(values)
+                score = table.columns[j].title.split(",")[0]
+                parts.append(f"{score} by {np.mean(values):+.1f}% (95% interval {low:+.1f}% to {high:+.1f}%)")
+        if parts:
+            yield f"{row}: soft labels change {' and '.join(parts)}."

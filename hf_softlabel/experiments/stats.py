@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm, rankdata
+from scipy.stats import norm, rankdata, t
 
 ALPHA = 0.05
 POWER = 0.8
@@ -82,6 +82,13 @@ def _signed_rank(d: np.ndarray) -> tuple[float, float]:
         chance[:rank] /= 2
     seen = ranks[d > 0].sum()
     return min(1.0, float(chance[: seen + 1].sum())), min(1.0, float(chance[seen:].sum()))
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean of (n,) values, which are taken as normal over seeds; n is at least 2."""
+    x = np.asarray(values, float)
+    half = float(t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    return float(x.mean()) - half, float(x.mean()) + half
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
