@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from .config import DataConfig, ModelConfig, SoftLabelConfig, parse_recipe
@@ -15,7 +16,7 @@ from .data.images import IMAGE_COLUMNS
 from .data.text import text_task, tokenize_votes
 from .data.votes import class_names
 from .models import load_model
-from .preparation import longest_input
+from .preparation import longest_input, raw_text_columns
 from .splits import Splits, fingerprint, load_splits
 from .trainer import VotesTrainer
 
@@ -41,6 +42,11 @@ def build_trainer(
         from_scratch=model_config.from_scratch,
         seed=training.seed,
     )
+    if model_config.channels_last:
+        if task != "image":
+            raise VotesError(f"channels_last is for image models; {model_config.model} reads texts. Leave it out.")
+        # The weights decide: a convolution lays out what it reads and writes as they are.
+        model = model.to(memory_format=torch.channels_last)
     if task != "image":
         limit = longest_input(model, processing_class)
         if limit is not None and (data_config.max_length or 0) > limit:
@@ -62,7 +68,7 @@ def build_trainer(
         callbacks=callbacks,
     )
     # OOD texts are to be read as the run's own are.
-    trainer.text_columns = data_config.text_columns
+    trainer.text_columns = data_config.text_columns or raw_text_columns(train, processing_class)
     if task != "image":
         trainer._max_length = max_length
     return trainer, splits
@@ -89,6 +95,7 @@ def open_run(run: str | Path, sources: str | None = None) -> tuple[VotesTrainer,
     model_config = ModelConfig(
         model=str(run / "model"),
         image_size=model_config.image_size,
+        channels_last=model_config.channels_last,
         trust_remote_code=model_config.trust_remote_code,
     )
     return build_trainer(model_config, data_config, training, splits)

@@ -74,10 +74,9 @@ def _shows_blocks() -> bool:
 
 
 def _push(options: argparse.Namespace) -> int:
-    from .hub.data import build_data, is_built, push_data
-    from .hub.push import check_repo_id
+    from .hub.data import build_data, check_push, is_built, push_data
 
-    check_repo_id(options.repo)
+    check_push(options.repo, not options.public, options.token, options.overwrite)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.name)
         if not is_built(folder):

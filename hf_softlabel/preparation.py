@@ -15,7 +15,7 @@ from transformers.utils import is_peft_available
 
 from .data.errors import VotesError
 from .data.images import IMAGE_COLUMNS, VotesImages, stream_images
-from .data.text import DEFAULT_MAX_LENGTH, tokenize_votes
+from .data.text import DEFAULT_MAX_LENGTH, text_columns_of, tokenize_votes
 from .data.votes import check_example_ids, check_votes, class_names, dense_votes, validate_votes, with_votes
 from .delivery import Delivery, shuffled_rows
 
@@ -91,6 +91,18 @@ def votes_and_ids(dataset: Any) -> tuple[np.ndarray, np.ndarray] | None:
     if isinstance(dataset, Dataset):
         return dense_votes(dataset), np.asarray(dataset.with_format("numpy")["example_id"][:])
     return None
+
+
+def raw_text_columns(dataset: Any, processing_class: Any) -> list[str] | None:
+    """The one or two columns of texts that are to be tokenised; None for tokens, choices, images, what is wrong."""
+    raw = isinstance(dataset, (Dataset, StreamingDataset)) and "input_ids" not in (dataset.column_names or ())
+    if not raw or not isinstance(processing_class, PreTrainedTokenizerBase):
+        return None
+    try:
+        columns = list(text_columns_of(dataset.column_names or ()))
+    except VotesError:  # which [`prepare_dataset`] says, with the split
+        return None
+    return columns if len(columns) <= 2 else None
 
 
 def _to_inputs(dataset: Dataset | StreamingDataset, processing_class: Any, max_length: int | None) -> Any:

@@ -34,8 +34,9 @@ from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
 from .data.votes import dense_votes
 from .examples import example_inputs, write_examples
+from .hub.data_facts import origin
 from .hub.push import push_run
-from .metrics import references
+from .metrics import entropy, references
 from .metrics.arrays import human
 from .metrics.summary import TITLES
 from .preparation import votes_and_ids
@@ -55,6 +56,7 @@ NOT_THE_RUN = (
     "project",
     "disable_tqdm",
     "use_cpu",
+    "channels_last",
 )
 # In the summary of a run; all scores are in metrics.json, and `hf-softlabel score` shows them.
 SHOWN = ("soft_nll", "kl", "accuracy", "ece_equal_mass_soft", "entropy_correlation")
@@ -82,7 +84,10 @@ class _History(TrainerCallback):
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if state.is_world_process_zero and args.process_index == 0:
+            losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
             line = {"step": state.global_step, "epoch": state.epoch, **_plain(metrics, "eval_")}
+            # Of the steps since the training loss was last logged: an epoch's in our recipes.
+            line["train_loss"] = losses[-1] if losses else None
             if self.trainer.undefined:
                 line["undefined"] = self.trainer.undefined
             with self.path.open("a", encoding="utf-8") as file:
@@ -238,6 +243,7 @@ def run_recipe(
             "eval_examples": len(prediction.predictions),
             "votes_fingerprint": fingerprint(splits),
             "hard_label": trainer.hard_label,
+            **origin(config, trainer.text_columns),
             "undefined": trainer.undefined,
             **_references(prediction, splits.train, training.ordinal),
             "versions": {name: version(name) for name in PACKAGES},
@@ -280,6 +286,8 @@ def _references(prediction: Any, train: Any, ordinal: bool) -> dict[str, Any]:
     return {
         "references": {name: _plain(scores, "") for name, scores in table.items()},
         "train_mean": None if train_votes is None else human(train_votes).mean(0).tolist(),
+        # The least loss that a delivery of these votes can have.
+        "train_entropy": None if train_votes is None else float(entropy(human(train_votes)).mean()),
     }
 
 

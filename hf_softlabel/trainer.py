@@ -34,6 +34,7 @@ from .preparation import (
     holds_pixels,
     longest_input,
     prepare_dataset,
+    raw_text_columns,
     votes_and_ids,
 )
 
@@ -117,7 +118,7 @@ class VotesTrainer(HubPushes):
         self._user_metrics = compute_metrics
         self._max_length = longest_input(model, processing_class)
         self._has_image_store = False
-        self.text_columns: list[str] | None = None
+        self.text_columns = raw_text_columns(train_dataset, processing_class)
         train_dataset = self._prepare(train_dataset, processing_class, "train", delivery=self.delivery)
         if isinstance(eval_dataset, dict):
             eval_dataset = {key: self._prepare(one, processing_class, key) for key, one in eval_dataset.items()}

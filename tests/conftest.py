@@ -31,3 +31,20 @@ def texts():
 @pytest.fixture(scope="session")
 def images():
     return split_votes(load_synthetic("vision", size=40), seed=0)
+
+
+@pytest.fixture
+def hub():
+    """An empty Hub on loopback with one user."""
+    from hub_calls import TOKEN
+    from loopback.hub_writer import serve
+
+    with serve({TOKEN: "someone"}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def here(hub, monkeypatch, tmp_path):
+    """The clients of this very process use the Hub; in new processes HF_ENDPOINT says so."""
+    hub.point_clients_here(monkeypatch, tmp_path / "cache")
+    return hub

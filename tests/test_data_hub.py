@@ -6,7 +6,6 @@ import hashlib
 import http.server
 import io
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -18,12 +17,11 @@ from pathlib import Path
 import datasets
 import pytest
 from loopback.hub import serve
+from loopback.hub_writer import environment
 
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.data.load import load_votes
 from hf_softlabel.data.sources import Source, find_source
-
-ROOT = Path(__file__).parents[1]
 
 # The stream is closed because Arrow may abort the interpreter at its exit while a Parquet file is half read
 # (huggingface/datasets#7566).
@@ -52,16 +50,12 @@ print(json.dumps({
 
 
 def run_client(code: str, endpoint: str, home: Path, *arguments: str) -> dict:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    environment |= {
-        "HF_ENDPOINT": endpoint,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(home),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, *arguments],
+        env=environment(endpoint, home),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from datasets import DatasetDict
-from huggingface_hub import DatasetCard
-from loopback.hub_writer import Hub, environment, metadata_flaws, serve
+from hub_calls import TOKEN, assert_refused_token_is_not_shown, command, contents, run_code
+from huggingface_hub import DatasetCard, HfApi
+from loopback.hub_writer import Hub, Repository, metadata_flaws
 from PIL import Image as Picture
 
 from hf_softlabel import class_names, load_votes
@@ -23,20 +25,6 @@ from hf_softlabel.hub.data import build_data, push_data
 from hf_softlabel.score import VotesSource
 
 GOLDEN = Path(__file__).parent / "golden"
-TOKEN = "hf_RecognisableSecret"
-
-
-@pytest.fixture
-def hub():
-    with serve({TOKEN: "someone"}) as hub:
-        yield hub
-
-
-@pytest.fixture
-def here(hub, monkeypatch, tmp_path) -> Hub:
-    """The clients of this very process use the Hub; in new processes HF_ENDPOINT says so."""
-    hub.point_clients_here(monkeypatch, tmp_path / "cache")
-    return hub
 
 
 @pytest.fixture
@@ -53,16 +41,6 @@ def write_table(path: Path, votes=((4, 0), (2, 2), (1, 3), (0, 8))) -> Path:
 
 def built(table: Path, folder: Path) -> Path:
     return build_data(VotesSource(str(table), options={"label_columns": ["no", "yes"]}), folder)
-
-
-def command(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
-    """`hf-softlabel data` as a user runs it."""
-    run = [sys.executable, "-m", "hf_softlabel", "data", *words]
-    return subprocess.run(run, env=environment(hub, home, token), capture_output=True, text=True, timeout=120)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def digest(rows) -> str:
@@ -101,14 +79,7 @@ print(json.dumps({{
 def check_read_back(hub: Hub, home: Path, repo: str, local: DatasetDict) -> None:
     """In a new process the Hub gives every row as it was, whole, streamed, and by `datasets` alone."""
     code = READ.format(functions=inspect.getsource(digest) + inspect.getsource(features))
-    done = subprocess.run(
-        [sys.executable, "-c", code, repo],
-        env=environment(hub, home, TOKEN),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(hub, home, code, repo, timeout=300)
     found = json.loads(done.stdout.splitlines()[-1])
     expected = {key: digest(split) for key, split in local.items()}
     assert found["whole"] == found["stream"] == found["stock"] == expected
@@ -124,7 +95,7 @@ def check_nothing_private(files: dict[str, bytes], *private: str) -> None:
 
 
 def test_images_are_pushed_in_one_commit_and_read_back_equal(hub, tmp_path):
-    words = ("push", "synthetic", "--subset", "vision", "--repo", "someone/textures")
+    words = ("data", "push", "synthetic", "--subset", "vision", "--repo", "someone/textures")
     done = command(hub, tmp_path / "home", *words)
     assert done.returncode == 0, done.stderr
     assert f"pushed to {hub.url}/datasets/someone/textures" in done.stdout
@@ -141,7 +112,7 @@ def test_images_are_pushed_in_one_commit_and_read_back_equal(hub, tmp_path):
     done = command(hub, tmp_path / "home", *words)
     assert done.returncode == 0 and "holds these votes already" in done.stdout
     assert len(hub.commits("someone/textures", "datasets")) == 1
-    shown = command(hub, tmp_path / "home", "show", "someone/textures", "--examples", "1")
+    shown = command(hub, tmp_path / "home", "data", "show", "someone/textures", "--examples", "1")
     assert shown.returncode == 0, shown.stderr
     assert "examples    2,000 (train 2,000)" in shown.stdout and "horizontal, vertical, checks" in shown.stdout
 
@@ -164,8 +135,8 @@ def test_splits_and_images_that_lie_in_files_of_this_machine(here, tmp_path):
 @pytest.mark.parametrize(
     ("name", "subset", "licence"),
     [
-        pytest.param("cifar10h", None, "CIFAR-10's images", marks=pytest.mark.slow),
-        ("chaosnli", "alphanli", "CC BY-NC 4.0"),
+        pytest.param("cifar10h", None, "The votes are under CC BY-NC-SA 4.0. CIFAR-10's", marks=pytest.mark.slow),
+        ("chaosnli", "alphanli", "The votes are under CC BY-NC 4.0. The texts are those of Abductive NLI"),
         ("popquorn", "offensiveness", "We know of no licence"),
     ],
 )
@@ -177,8 +148,12 @@ def test_the_authors_votes_come_back_from_the_hub_as_they_were(here, sources, tm
     card = files["README.md"].decode()
     assert metadata_flaws(card) == []
     assert licence in card.split("## Licence and citation")[1]
-    if name == "cifar10h":
-        assert "The votes are under CC BY-NC-SA 4.0." in card.split("## Licence and citation")[1]
+    # That of the votes would be taken for that of the whole.
+    known = DatasetCard(card).data
+    assert known.license == (None if name == "popquorn" else "other")
+    if name != "popquorn":
+        assert known.license_name == f"cc-by-nc-{'sa-' * (name == 'cifar10h')}4.0-for-the-votes-only"
+        assert re.fullmatch(r"[a-z0-9.-]+", known.license_name) and known.license_link.startswith("https://")
     check_read_back(here, tmp_path / "home", "someone/votes", load_votes(name, subset, sources=sources))
 
 
@@ -199,12 +174,32 @@ def test_a_folder_that_looks_like_a_hub_id_is_not_told(table, tmp_path, monkeypa
 
 def test_a_refused_token_is_said_without_showing_it(hub, table, tmp_path):
     wrong = "hf_WrongSecret"
-    words = ("push", str(table), "--label_columns", "no", "yes", "--repo", "someone/votes")
+    words = ("data", "push", str(table), "--label_columns", "no", "yes", "--repo", "someone/votes")
     done = command(hub, tmp_path / "home", *words, "--token", wrong, token=None)
-    assert done.returncode == 2
-    assert "error: The Hub does not let you write to someone/votes: Invalid user token. Log in" in done.stderr
-    assert wrong not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert_refused_token_is_not_shown(done, "someone/votes", wrong)
     assert not hub.repositories
+
+
+def test_what_the_hub_would_refuse_is_said_before_the_build(here, tmp_path, capsys):
+    """The data is not even there: who is told so was asked for it before the Hub was."""
+    api = HfApi(token=TOKEN)
+    for name, private in (("seen", False), ("taken", True), ("empty", True)):
+        api.create_repo(f"someone/{name}", repo_type="dataset", private=private)
+    api.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id="someone/taken", repo_type="dataset")
+    here.tokens["hf_Other"] = "other"
+    here.repositories["datasets/other/seen"] = Repository("other/seen", private=False)
+    for repo, token, message in [
+        ("someone/new", "hf_Wrong", "does not let you write to someone/new: Invalid user token"),
+        ("someone/seen", TOKEN, "someone/seen exists and is public: push to it with --public"),
+        ("someone/taken", TOKEN, "someone/taken exists and holds another data set"),
+        ("other/seen", TOKEN, "does not let you write to other/seen: You do not have the rights"),
+        ("a/b/c", TOKEN, "is no name of a repository"),
+        ("someone/empty", TOKEN, "could not be loaded"),
+        ("someone/new", TOKEN, "could not be loaded"),
+    ]:
+        assert main(["data", "push", "no/data", "--repo", repo, "--token", token]) == 2
+        assert message in capsys.readouterr().err
+    assert "datasets/someone/new" not in here.repositories
 
 
 def test_a_name_that_exists_is_not_taken_over(here, table, tmp_path):
@@ -281,20 +276,32 @@ def test_a_build_replaces_only_a_build(table, tmp_path):
     assert table.exists()
 
 
-def test_a_build_that_fails_leaves_what_was_there(table, tmp_path, monkeypatch):
+LIMITED = """
+import resource, signal, sys
+from hf_softlabel.cli import main
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_build_that_fails_leaves_what_was_there(table, tmp_path):
     folder = built(table, tmp_path / "built")
+    source = tmp_path / "votes.parquet"
+    load_votes(str(table), label_columns=["no", "yes"])["train"].to_parquet(source)
+    os.truncate(source, source.stat().st_size // 2)
     before, around = contents(folder), sorted(tmp_path.iterdir())
     with pytest.raises(VotesError, match="all zero"):
         built(write_table(table, [(1, 1), (0, 0)]), folder)
-    write_table(table, [(1, 1), (5, 0)])
-
-    def full_disk(*_):
-        raise OSError("No space left on device")
-
-    # At the last step, when everything else is written.
-    monkeypatch.setattr("hf_softlabel.hub.data.data_card", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        built(table, folder)
-    with pytest.raises(OSError, match="No space"):
-        built(table, tmp_path / "new")
+    with pytest.raises(VotesError, match=r"votes\.parquet could not be loaded"):
+        build_data(VotesSource(str(source)), folder)
+    # A disk that is full in the middle of the writing: no file may have more than 100,000 bytes.
+    for place in (folder, tmp_path / "new"):
+        words = ["data", "build", "synthetic", "--subset", "vision", "--output_dir", str(place)]
+        environment = {**os.environ, "HF_HOME": str(tmp_path.parent / "home"), "OMP_NUM_THREADS": "1"}
+        run = [sys.executable, "-c", LIMITED, *words]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, done.stderr
+        assert f"error: {place} could not be written" in done.stderr and "Nothing there has changed" in done.stderr
     assert contents(folder) == before and sorted(tmp_path.iterdir()) == around

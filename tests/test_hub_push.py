@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from hub_calls import TOKEN, assert_refused_token_is_not_shown, command, contents, run_code
 from huggingface_hub import HfApi, ModelCard
-from loopback.hub_writer import Hub, environment, metadata_flaws, serve
+from loopback.hub_writer import Hub, metadata_flaws
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
@@ -21,10 +21,10 @@ from hf_softlabel import load_model
 from hf_softlabel.cli import main
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.data.synthetic import load_synthetic
-from hf_softlabel.hub.push import model_files, push_run
+from hf_softlabel.hub.card import model_card
+from hf_softlabel.hub.push import model_files, push_run, trouble
 
 ROOT = Path(__file__).parents[1]
-TOKEN = "hf_RecognisableSecret"
 CLASSES = ["against", "unsure", "for"]
 
 
@@ -82,29 +82,6 @@ def trained(folder: Path, recipe: dict) -> Path:
     return out
 
 
-@pytest.fixture
-def hub():
-    with serve({TOKEN: "someone"}) as hub:
-        yield hub
-
-
-@pytest.fixture
-def here(hub, monkeypatch, tmp_path) -> Hub:
-    """The clients of this very process use the Hub; in new processes HF_ENDPOINT says so."""
-    hub.point_clients_here(monkeypatch, tmp_path / "cache")
-    return hub
-
-
-def push(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
-    """`hf-softlabel push` as a user runs it."""
-    command = [sys.executable, "-m", "hf_softlabel", "push", *words]
-    return subprocess.run(command, env=environment(hub, home, token), capture_output=True, text=True, timeout=120)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 RELOAD = """
 import json, re, sys
 import numpy as np, torch
@@ -133,15 +110,7 @@ for block in blocks[: 1 if "without" in sys.argv else None]:
 def reload(hub: Hub, folder: Path, repo: str, auto: str, *more: str) -> tuple[np.ndarray, str]:
     """Logits for inputs.npz, and what the card's own code prints, in a new process."""
     out = folder / "logits.npy"
-    done = subprocess.run(
-        [sys.executable, "-c", RELOAD, repo, auto, str(out), *more],
-        env=environment(hub, folder / "home", TOKEN),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(hub, folder / "home", RELOAD, repo, auto, str(out), *more, folder=folder)
     return np.load(out), done.stdout
 
 
@@ -153,7 +122,7 @@ def local_logits(auto, run: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
 
 def test_a_text_model_is_pushed_in_one_commit_and_loads_anywhere(hub, folder, text_run, tmp_path):
     before = contents(text_run)
-    done = push(hub, tmp_path / "home", str(text_run), "--repo", "someone/texts")
+    done = command(hub, tmp_path / "home", "push", str(text_run), "--repo", "someone/texts")
     assert done.returncode == 0, done.stderr
     assert f"pushed to {hub.url}/someone/texts" in done.stdout
     assert contents(text_run) == before
@@ -181,7 +150,7 @@ def test_a_text_model_is_pushed_in_one_commit_and_loads_anywhere(hub, folder, te
 
 
 def test_a_resnet_is_pushed_with_its_code_and_its_calibration(hub, image_run, tmp_path):
-    done = push(hub, tmp_path / "home", str(image_run), "--repo", "someone/textures", "--public")
+    done = command(hub, tmp_path / "home", "push", str(image_run), "--repo", "someone/textures", "--public")
     assert done.returncode == 0, done.stderr
     assert not hub.repositories["models/someone/textures"].private
     files = hub.files("someone/textures")
@@ -239,10 +208,9 @@ def test_a_public_repository_is_not_pushed_to_unasked(here, text_run):
 
 def test_a_refused_token_is_said_without_showing_it(hub, text_run, tmp_path):
     before, wrong = contents(text_run), "hf_WrongSecret"
-    done = push(hub, tmp_path / "home", str(text_run), "--repo", "someone/model", "--token", wrong, token=None)
-    assert done.returncode == 2
-    assert "error: The Hub does not let you write to someone/model: Invalid user token. Log in" in done.stderr
-    assert wrong not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    words = ("push", str(text_run), "--repo", "someone/model", "--token", wrong)
+    done = command(hub, tmp_path / "home", *words, token=None)
+    assert_refused_token_is_not_shown(done, "someone/model", wrong)
     assert contents(text_run) == before and not hub.repositories
 
 
@@ -281,9 +249,46 @@ def test_names_that_the_hub_would_not_have(text_run, repo, message):
         push_run(text_run, repo)
 
 
-def test_a_run_that_is_not_finished(tmp_path):
-    with pytest.raises(VotesError, match="not a finished run"):
-        push_run(tmp_path, "someone/model")
+def test_what_is_no_finished_run(text_run, tmp_path, capsys):
+    run = shutil.copytree(text_run, tmp_path / "run")
+    for missing, message in [
+        ("model/config.json", f"The run {run} has no model/config.json any more"),
+        ("DONE", f"The run {run} is not finished: it has no DONE. Start its recipe again"),
+        ("config.yaml", f"{run} is not a run of `hf-softlabel train`: it has no config.yaml"),
+    ]:
+        (run / missing).unlink()
+        assert main(["push", str(run), "--repo", "someone/model"]) == 2
+        assert message in capsys.readouterr().err
+    for nowhere in (tmp_path / "nowhere", text_run / "config.yaml"):
+        assert main(["push", str(nowhere), "--repo", "someone/model"]) == 2
+        assert f"There is no directory {nowhere}: name that of a finished run" in capsys.readouterr().err
+
+
+def test_a_run_that_was_moved_has_the_same_card(text_run, tmp_path, monkeypatch):
+    """In another folder `owner/name` of its recipe may be a folder, or be none any more."""
+    run = shutil.copytree(text_run, tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"model": "owner/model", "sources": "owner/votes"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    metrics = json.loads((run / "metrics.json").read_text())
+    # As they were loaded, from files.
+    assert (metrics["model_hub_id"], metrics["dataset_hub_id"], metrics["text_columns"]) == (None, None, ["text"])
+    card = model_card(run, "someone/model")
+    assert "owner/" not in card and "fine-tuned from a checkpoint that is not on the Hub" in card
+    on_hub = {"model_hub_id": "owner/model", "dataset_hub_id": "owner/votes", "text_columns": ["text", "text_pair"]}
+    (run / "metrics.json").write_text(json.dumps(metrics | on_hub))
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    (tmp_path / "owner" / "votes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    card = model_card(run, "someone/model")
+    assert "base_model: owner/model\n" in card and "datasets:\n- owner/votes\n" in card
+    assert '"text_pair": "A hypothesis."' in card
+
+
+def test_a_token_that_was_stored_by_a_login_is_not_told(here, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").write_text("hf_StoredSecret")
+    said = trouble("someone/model", OSError("Bearer hf_StoredSecret, or hf_Given, was refused"), "hf_Given")
+    assert said == "The push to someone/model broke off: Bearer <token>, or <token>, was refused."
 
 
 def test_the_cards_metadata_is_read_by_the_hubs_client(here, text_run):

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hub_calls import TOKEN
 from huggingface_hub import HfApi, snapshot_download
-from loopback.hub_writer import environment, metadata_flaws, serve
+from loopback.hub_writer import environment, metadata_flaws
 from trainers import config, expected_digest, text_trainer
 
 from hf_softlabel import VotesTrainer
@@ -21,21 +22,8 @@ from hf_softlabel.cli import main
 from hf_softlabel.data.errors import VotesError
 
 ROOT = Path(__file__).parents[1]
-TOKEN = "hf_RecognisableSecret"
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CARD = {"README.md", "reliability.png"}
-
-
-@pytest.fixture
-def hub():
-    with serve({TOKEN: "someone"}) as hub:
-        yield hub
-
-
-@pytest.fixture
-def here(hub, monkeypatch, tmp_path):
-    hub.point_clients_here(monkeypatch, tmp_path / "cache")
-    return hub
 
 
 def recipe(folder: Path, **more) -> Path:
@@ -59,7 +47,7 @@ def test_two_processes_push_each_checkpoint_and_one_card(hub, tmp_path):
     launch += [str(ROOT / "recipes/accelerate_configs/cpu2.yaml"), "-m", "hf_softlabel", "train", str(path)]
     done = subprocess.run(
         [*launch, "--hub_token", TOKEN],
-        env=environment(hub, tmp_path / "home", None),
+        env=environment(hub.url, tmp_path / "home", None),
         capture_output=True,
         text=True,
         timeout=240,
@@ -169,12 +157,109 @@ def test_a_model_that_others_could_not_load_is_not_pushed(here, tmp_path, texts)
         trainer.push_to_hub()
 
 
-def test_training_goes_on_from_a_checkpoint_of_the_hub(here, tmp_path, texts):
+@pytest.mark.parametrize(("strategy", "folder"), [("checkpoint", "last-checkpoint"), ("all_checkpoints", None)])
+def test_training_goes_on_from_a_checkpoint_of_the_hub(here, tmp_path, texts, strategy, folder):
     options = {"hub_model_id": "someone/resumed", "hub_token": TOKEN, "push_to_hub": True, "delivery": "sls"}
-    options |= {"hub_strategy": "checkpoint", "save_strategy": "epoch"}
-    text_trainer(tmp_path / "first", texts, num_train_epochs=1, **options).train()
+    options |= {"hub_strategy": strategy, "save_strategy": "epoch", "eval_strategy": "epoch"}
+    first = text_trainer(tmp_path / "first", texts, num_train_epochs=1, load_best_model_at_end=True, **options)
+    first.train()
+    folder = folder or f"checkpoint-{first.state.global_step}"
+    files = here.files("someone/resumed")
+    assert f"{folder}/optimizer.pt" in files and f"{folder}/training_args.bin" not in files
+    for name, data in files.items():
+        assert TOKEN.encode() not in data and str(tmp_path).encode() not in data, name
+    assert first.state.best_model_checkpoint.startswith(str(tmp_path))
+    state = json.loads(files[f"{folder}/trainer_state.json"])
+    assert state["best_model_checkpoint"] == f"checkpoint-{first.state.global_step}"
+    assert state["global_step"] == first.state.global_step and state["best_metric"] == first.state.best_metric
     downloaded = snapshot_download("someone/resumed", local_dir=tmp_path / "downloaded", token=TOKEN)
     second = text_trainer(tmp_path / "second", texts, num_train_epochs=2, delivery="sls")
-    second.train(resume_from_checkpoint=f"{downloaded}/last-checkpoint")
+    second.train(resume_from_checkpoint=f"{downloaded}/{folder}")
     assert second.state.global_step == 2 * -(-len(texts["train"]) // 8)
     assert second.ledger.digest() == expected_digest(texts["train"], second.delivery, epochs=2)
+    # Its manifest is of what was pushed: a file that did not arrive whole is still found.
+    with open(f"{downloaded}/{folder}/optimizer.pt", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(VotesError, match=r"optimizer\.pt has \d+ bytes instead of"):
+        second.train(resume_from_checkpoint=f"{downloaded}/{folder}")
+
+
+def test_a_run_that_is_finished_already_says_how_to_push_it(here, tmp_path, monkeypatch, caplog, capsys):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    path = recipe(tmp_path, push_to_hub=False, num_train_epochs=1)
+    assert main(["train", str(path)]) == 0 and not here.repositories
+    assert "push" not in caplog.text
+    assert main(["train", str(path), "--push_to_hub", "true"]) == 0
+    assert not here.repositories
+    said = re.search(r"It was not pushed now: hf-softlabel (push .*) does so\.", caplog.text)
+    assert main(shlex.split(said[1])) == 0
+    assert here.files("someone/texts").keys() == MODEL | CARD | {"metrics.json"}
+    capsys.readouterr()
+
+
+def test_a_model_of_pairs_whose_columns_were_found_says_so_in_its_card(here, tmp_path, texts, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    rows = [{"text": row["text"], "text_pair": row["text"], "votes": row["votes"]} for row in texts["train"]]
+    (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = {"dataset": "table", "sources": str(tmp_path / "votes.jsonl"), "subset": None, "train_size": None}
+    path = recipe(tmp_path, **table, num_train_epochs=1, push_to_hub=False)
+    assert main(["train", str(path)]) == 0
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["text_columns"] == ["text", "text_pair"]
+    assert main(["push", str(tmp_path / "run"), "--repo", "someone/pairs"]) == 0
+    usage = 'print(classify({"text": "A premise.", "text_pair": "A hypothesis."}))'
+    assert usage in here.files("someone/pairs")["README.md"].decode()
+    capsys.readouterr()
+
+    both = {key: split.add_column("text_pair", split["text"][:]) for key, split in texts.items()}
+    trainer = text_trainer(tmp_path / "own", both, hub_model_id="someone/own", hub_token=TOKEN, num_train_epochs=1)
+    trainer.train()
+    trainer.push_to_hub()
+    assert usage in here.files("someone/own")["README.md"].decode()
+
+
+OWN_TRAINER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from trainers import text_trainer
+from hf_softlabel import split_votes
+from hf_softlabel.data.synthetic import load_synthetic
+
+texts = split_votes(load_synthetic("text", size=60), seed=0)
+options = {"hub_model_id": "someone/texts", "push_to_hub": True, "hub_strategy": "every_save"}
+trainer = text_trainer(Path(sys.argv[2]), texts, report_to="trackio", save_strategy="epoch", **options)
+trainer.train()
+trainer.push_to_hub()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [True, False])
+def test_trackio_makes_no_space_that_nobody_has_asked_for(hub, tmp_path, own):
+    """Its callback would make one at each push, public unless hub_private_repo says otherwise."""
+    words = ["-c", OWN_TRAINER, str(ROOT / "tests"), str(tmp_path)]
+    if not own:
+        path = recipe(tmp_path, hub_strategy="every_save", report_to="trackio")
+        words = ["-m", "hf_softlabel", "train", str(path)]
+    local = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=environment(hub.url, tmp_path / "home", TOKEN) | local,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(hub.commits("someone/texts")) == 3 and hub.repositories.keys() == {"models/someone/texts"}
+    assert list((tmp_path / "trackio").glob("*.db"))
+
+
+def test_a_space_that_is_asked_for_is_not_doubled_by_a_static_one(tmp_path, monkeypatch, texts):
+    """A named Space takes the curves; its copy at the end of the training would be one more, which nobody named."""
+    from hf_softlabel.callbacks.tracking import Tracking
+
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for given, kept in ((None, False), ("someone/named", "someone/named")):
+        trainer = text_trainer(tmp_path, texts, report_to="trackio", trackio_static_space_id=given)
+        with Tracking(trainer, {"delivery": "soft", "seed": 0}, tmp_path / "run"):
+            assert trainer.args.trackio_static_space_id == kept

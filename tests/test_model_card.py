@@ -13,7 +13,7 @@ from run_directories import held_out, write_run
 
 from hf_softlabel.conformal import VoteCoverage
 from hf_softlabel.hub.card import ModelFacts, model_card, run_facts, task_of, write_card
-from hf_softlabel.hub.data_facts import data_facts, is_hub_id
+from hf_softlabel.hub.data_facts import data_facts, hub_id, origin
 from hf_softlabel.metrics import score_votes
 from hf_softlabel.predictions import read_predictions
 from hf_softlabel.scaling import Scaling
@@ -32,6 +32,7 @@ def finished(
         described["auto_map"] = {"AutoConfig": "resnet.CifarResNetConfig"}
     (model / "config.json").write_text(json.dumps(described))
     metrics = json.loads((run / "metrics.json").read_text()) | {"epochs": 20.0}
+    metrics |= {"model_hub_id": None, "dataset_hub_id": None, "text_columns": None}
     if calibrated:
         Scaling(0.5, None, 400).save(model)
         VoteCoverage(0.9, 0.75, 400).save(model)
@@ -70,15 +71,32 @@ def plain(tmp_path_factory) -> ModelFacts:
         ({"delivery": "label_smoothing"}, "**label_smoothing**, `label_smoothing_epsilon: 0.1`: only the most"),
         ({"delivery": "shuffled_sls"}, "- It is a control, trained on the votes of other examples"),
         ({"votes_per_example": 5}, "| Trained on | 4,000 examples, with 5 votes each, drawn from all |"),
+        ({"votes_per_example": 1}, "| Trained on | 4,000 examples, with 1 vote each, drawn from all |"),
+        ({"epochs": 1.0}, "| Training | 1 epoch, seed 0, 1 process |"),
+        ({"epochs": 1.5}, "| Training | 1.5 epochs, seed 0, 1 process |"),
         ({"delivery": "soft"}, "- Its probabilities were not calibrated after the training."),
         ({"load_best_model_at_end": True}, "The checkpoint was chosen by soft_nll on the same held-out examples"),
-        ({"dataset": "chaosnli", "subset": "mnli"}, "The votes are under CC BY-NC 4.0"),
-        ({"dataset": "chaosnli", "subset": "mnli"}, 'classify({"text": "A premise.", "text_pair": "A hypothesis."})'),
+        ({"dataset": "chaosnli", "subset": "mnli"}, "The votes are under CC BY-NC 4.0. The texts are MultiNLI's"),
+        ({"dataset": "chaosnli", "subset": "snli"}, "The texts are SNLI's, under CC BY-SA 4.0."),
+        ({"dataset": "chaosnli", "subset": "mnli"}, "      type: chaosnli\n      config: mnli\n"),
+        ({"text_columns": ["question", "answer"]}, 'classify({"text": "A premise.", "text_pair": "A hypothesis."})'),
+        ({"text_columns": ["question"]}, 'classify("Any text.")'),
         ({"dataset": "popquorn", "subset": "politeness"}, "on the votes of POPQUORN (politeness)"),
         ({"dataset": "table", "sources": "team/votes"}, "datasets:\n- team/votes\n"),
+        ({"dataset": "team/votes"}, "      type: team/votes\n"),
+        ({"dataset": "team/votes"}, "on the votes of team/votes."),
         ({"dataset": "table", "sources": "/data/votes.csv"}, "Say here under which licence the votes are."),
+        ({"dataset": "/data/votes.csv"}, "      type: table\n"),
+        ({"dataset": "/data/votes.csv"}, "with hf_softlabel 0.1.0, on votes of our own."),
+        (
+            {"dataset": "synthetic", "subset": "text"},
+            "how simulated votes are spread over 3 classes (cat, dog, frog), not",
+        ),
+        ({"dataset": "synthetic", "subset": "text"}, "- The votes are drawn from known distributions, and the data"),
         ({"model": "FacebookAI/roberta-base"}, "base_model: FacebookAI/roberta-base\n"),
+        ({"model": "bert-base-uncased"}, "base_model: bert-base-uncased\n"),
         ({"model": "FacebookAI/roberta-base", "from_scratch": True}, "roberta-base, trained from random weights"),
+        ({"model": "/data/mine"}, "fine-tuned from a checkpoint that is not on the Hub"),
         ({"architecture": "BertForMultipleChoice"}, "AutoModelForMultipleChoice.from_pretrained"),
         ({"architecture": "BertForMultipleChoice"}, "pipeline_tag: multiple-choice\n"),
     ],
@@ -86,12 +104,16 @@ def plain(tmp_path_factory) -> ModelFacts:
 def test_what_a_card_says_of_other_runs(plain, options, said):
     options = dict(options)
     architecture = options.pop("architecture", "BertForSequenceClassification")
+    trained = {"epochs": options.pop("epochs", 20.0)}
+    columns = options.pop("text_columns", None)
     config = plain.config | options
-    card = write_card(
-        replace(plain, config=config, data=data_facts(config), task=task_of(config, architecture), scaling=None)
-    )
+    metrics = plain.metrics | trained | origin(config, columns)
+    data = data_facts(config["dataset"], config["subset"], metrics["dataset_hub_id"])
+    card = write_card(replace(plain, config=config, metrics=metrics, data=data, task=task_of(architecture, columns)))
     assert said in card
     assert metadata_flaws(card) == [] and "/data/" not in card
+    # Nobody is said to have voted where nobody did.
+    assert ("people" in card) == (config["dataset"] != "synthetic")
 
 
 def test_what_is_undefined_is_said_and_is_no_result(tmp_path):
@@ -105,5 +127,7 @@ def test_what_is_undefined_is_said_and_is_no_result(tmp_path):
 def test_a_path_of_this_machine_is_no_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    assert is_hub_id("owner/name") and is_hub_id("uoft-cs/cifar10")
-    assert not any(map(is_hub_id, ("data/votes.csv", "runs/mine", "/home/me/x", "alone", None)))
+    (tmp_path / "votes.csv").write_text("a,b\n")
+    names = ("owner/name", "bert-base-uncased")
+    assert [hub_id(name) for name in names] == list(names)
+    assert [hub_id(name) for name in ("votes.csv", "runs/mine", "/home/me/x", "a/b/c", None)] == [None] * 5

@@ -15,7 +15,7 @@ from ..conformal import VOTE_COVERAGE_NAME, VoteCoverage
 from ..metrics.summary import NAMES, TITLES
 from ..scaling import SCALING_NAME, Scaling
 from ..score import Score, Scored, score_predictions
-from .data_facts import DataFacts, data_facts, is_hub_id
+from .data_facts import KNOWN, OUR_MODELS, DataFacts, data_facts
 
 RELIABILITY_NAME = "reliability.png"
 PIPELINES = {
@@ -43,7 +43,6 @@ SETTINGS = {
 }
 # In the order of the table; the run's train mean is not there when it was trained on a stream.
 REFERENCES = {"floor": "own votes", "human": "human half", "train_mean": "train mean", "uniform": "uniform"}
-OURS = ("resnet18", "resnet34", "synthetic-bert")
 
 Task = Literal["text", "pair", "choice", "image"]
 
@@ -84,27 +83,28 @@ def run_facts(run: Path, repo_id: str) -> ModelFacts:
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     described = json.loads((model / "config.json").read_text(encoding="utf-8"))
     names = [name for _, name in sorted((int(key), name) for key, name in described["id2label"].items())]
+    metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
     return ModelFacts(
         repo_id=repo_id,
         config=config,
-        metrics=json.loads((run / "metrics.json").read_text(encoding="utf-8")),
+        metrics=metrics,
         scored=score_predictions([run], ordinal=bool(config.get("ordinal"))),
         names=names,
-        task=task_of(config, described["architectures"][0]),
-        data=data_facts(config),
+        task=task_of(described["architectures"][0], metrics["text_columns"]),
+        data=data_facts(config["dataset"], config["subset"], metrics["dataset_hub_id"]),
         scaling=Scaling.load(model) if (model / SCALING_NAME).exists() else None,
         sets=VoteCoverage.load(model) if (model / VOTE_COVERAGE_NAME).exists() else None,
         code="auto_map" in described,
     )
 
 
-def task_of(config: dict[str, Any], architecture: str) -> Task:
-    """What the model takes, from its class and the recipe."""
+def task_of(architecture: str, text_columns: list[str] | None) -> Task:
+    """What the model takes, from its class and the columns of texts that it was trained on."""
     if architecture.endswith("ForMultipleChoice"):
         return "choice"
     if architecture.endswith("ForImageClassification"):
         return "image"
-    return "pair" if config["dataset"] == "chaosnli" or len(config.get("text_columns") or ()) == 2 else "text"
+    return "pair" if len(text_columns or ()) == 2 else "text"
 
 
 def write_card(facts: ModelFacts) -> str:
@@ -127,7 +127,7 @@ def metadata(facts: ModelFacts) -> ModelCardData:
     results = [
         EvalResult(
             task_type=PIPELINES[facts.task],
-            dataset_type=facts.data.hub_ids[0] if facts.data.hub_ids else config["dataset"],
+            dataset_type=_data_type(facts),
             dataset_name=facts.data.title,
             dataset_config=config.get("subset"),
             dataset_split="held out",
@@ -142,7 +142,7 @@ def metadata(facts: ModelFacts) -> ModelCardData:
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINES[facts.task],
-        base_model=_base(config),
+        base_model=_base(facts),
         datasets=list(facts.data.hub_ids) or None,
         tags=["hf_softlabel", "annotator-votes", "soft-labels", config["delivery"], *code],
         model_name=facts.repo_id.split("/")[-1],
@@ -150,26 +150,32 @@ def metadata(facts: ModelFacts) -> ModelCardData:
     )
 
 
-def _base(config: dict[str, Any]) -> str | None:
-    """The Hub id that the weights are from. A folder of this machine has none that others could use."""
-    name = config["model"]
-    if name in OURS or config.get("from_scratch") or Path(name).exists():
-        return None
-    return name if is_hub_id(name) else None
+def _data_type(facts: ModelFacts) -> str:
+    """The set that the votes are of: on CIFAR-10 itself nobody would look for scores of CIFAR-10H."""
+    if facts.config["dataset"] in KNOWN:
+        return facts.config["dataset"]
+    return facts.data.hub_ids[0] if facts.data.hub_ids else "table"
+
+
+def _base(facts: ModelFacts) -> str | None:
+    """The Hub id that the weights are from. A folder has none that others could use."""
+    return None if facts.config.get("from_scratch") else facts.metrics["model_hub_id"]
 
 
 def _introduction(facts: ModelFacts) -> str:
-    config, base = facts.config, _base(facts.config)
+    config, base = facts.config, _base(facts)
     if base:
         origin = f"fine-tuned from [{base}](https://huggingface.co/{base})"
-    elif config["model"] in OURS or config.get("from_scratch"):
+    elif config["model"] in OUR_MODELS or config.get("from_scratch"):
         origin = f"{Path(config['model']).name}, trained from random weights"
     else:
         origin = "fine-tuned from a checkpoint that is not on the Hub"
+    whose = "simulated" if facts.data.simulated else "people's"
+    named = _data_type(facts) != "table"
     return (
-        f"This model predicts how people's votes are spread over {len(facts.names)} classes "
-        f"({', '.join(facts.names)}), not only which class most of them choose. It is {origin}, with "
-        f"hf_softlabel {facts.metrics['versions']['hf_softlabel']}, on the votes of {_data_name(facts)}."
+        f"This model predicts how {whose} votes are spread over {len(facts.names)} classes "
+        f"({', '.join(facts.names)}), not only which class has the most. It is {origin}, with hf_softlabel "
+        f"{facts.metrics['versions']['hf_softlabel']}, on {'the votes of ' * named}{_data_name(facts)}."
     )
 
 
@@ -242,9 +248,11 @@ def _votes(facts: ModelFacts) -> str:
     config, metrics = facts.config, facts.metrics
     trained = "a stream" if metrics["train_examples"] is None else f"{metrics['train_examples']:,} examples"
     if config.get("votes_per_example"):
-        trained += f", with {config['votes_per_example']} votes each, drawn from all"
+        each = "1 vote" if config["votes_per_example"] == 1 else f"{config['votes_per_example']} votes"
+        trained += f", with {each} each, drawn from all"
     delivery = config["delivery"]
     settings = "".join(f", `{key}: {config[key]}`" for key in SETTINGS.get(delivery, ()))
+    epochs = f"{metrics['epochs']:g} epoch{'s' * (metrics['epochs'] != 1)}"
     processes = "1 process" if metrics["world_size"] == 1 else f"{metrics['world_size']} processes"
     rows = {
         "Data": _data_name(facts),
@@ -252,7 +260,7 @@ def _votes(facts: ModelFacts) -> str:
         "Trained on": trained,
         "Delivery": f"**{delivery}**{settings}: {DELIVERED[delivery]}",
         "Held out": "nothing" if facts.scored is None else _held_out(facts.scored),
-        "Training": f"{metrics['epochs']:g} epochs, seed {metrics['seed']}, {processes}",
+        "Training": f"{epochs}, seed {metrics['seed']}, {processes}",
         "Label stream": f"`{metrics['ledger_digest']}` (two runs with one digest saw the same labels)",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
@@ -287,7 +295,7 @@ def _scores(facts: ModelFacts) -> str:
     notes = [
         "\n".join(lines),
         "Less is better where the arrow points down. *Own votes*: the votes themselves as predictions, whose soft NLL "
-        "is the entropy floor. *Human half*: one half of each example's annotators as predictors of the other half. "
+        "is the entropy floor. *Human half*: one half of each example's votes as predictions of the other half. "
         f"{naive}Intervals are from {scored.resamples:,} bootstrap resamples of the held-out examples. The hard label "
         f"is {hard}.",
     ]
@@ -325,7 +333,9 @@ def _interval(score: Score) -> str:
 def _limits(facts: ModelFacts) -> str:
     config = facts.config
     limits = [
-        "The votes are those of the people named above, on inputs like those of this data set. Other people may "
+        "The votes are drawn from known distributions, and the data is generated: the model is a demonstration."
+        if facts.data.simulated
+        else "The votes are those of the people named above, on inputs like those of this data set. Other people may "
         "disagree about other things, and on other inputs the probabilities mean little.",
     ]
     if facts.scored is not None:
@@ -343,8 +353,6 @@ def _limits(facts: ModelFacts) -> str:
         limits.append("It has seen the majority only: what its probabilities say about disagreement is not learnt.")
     if config["delivery"] == "shuffled_sls":
         limits.append("It is a control, trained on the votes of other examples: it is of no use for predictions.")
-    if config["dataset"] == "synthetic":
-        limits.append("The data is generated: the model is a demonstration.")
     if facts.scaling is None:
         limits.append("Its probabilities were not calibrated after the training.")
     return "\n".join(f"- {limit}" for limit in limits)

@@ -20,7 +20,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
-from ..data.show import describe_votes
+from ..data.show import Description, describe_votes
 from ..score import VotesSource
 from .data_card import REPO_ID, data_card, data_title
 from .push import CARD_NAME, check_repo_id, hub_errors
@@ -28,6 +28,7 @@ from .push import CARD_NAME, check_repo_id, hub_errors
 MANIFEST_NAME = "votes.json"
 SHARD_BYTES = 500 << 20
 _EMBED_ROWS = 1000
+_TAKEN = "{} exists and holds another data set. Choose another name, or replace it with --overwrite."
 
 
 def build_data(source: VotesSource, folder: str | Path) -> Path:
@@ -42,6 +43,15 @@ def build_data(source: VotesSource, folder: str | Path) -> Path:
     if source.split is not None:
         splits = {source.split: splits[source.split]}
     found = describe_votes(splits)
+    try:
+        _write(source, splits, found, folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise VotesError(f"{folder} could not be written: {reason}. Nothing there has changed.") from error
+    return folder
+
+
+def _write(source: VotesSource, splits: dict[str, Dataset], found: Description, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         new = Path(scratch) / "new"
@@ -62,7 +72,6 @@ def build_data(source: VotesSource, folder: str | Path) -> Path:
         if folder.exists():
             os.replace(folder, Path(scratch) / "old")
         os.replace(new, folder)
-    return folder
 
 
 def push_data(
@@ -84,16 +93,11 @@ def push_data(
     with hub_errors(repo_id, token, again):
         api = HfApi(token=token)
         address = str(api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True))
-        info = api.dataset_info(repo_id)
-        if private and not info.private:
-            raise VotesError(f"{repo_id} exists and is public: push to it with --public, or choose another name.")
-        there = {item.rfilename for item in info.siblings or ()} - {".gitattributes"}
+        there = _names_there(api, repo_id, private)
         if there and not overwrite:
             if _files_there(api, repo_id, there) == manifest["files"]:
                 return address, False
-            raise VotesError(
-                f"{repo_id} exists and holds another data set. Choose another name, or replace it with --overwrite."
-            )
+            raise VotesError(_TAKEN.format(repo_id))
         card = (folder / CARD_NAME).read_text(encoding="utf-8").replace(REPO_ID, repo_id)
         files: dict[str, bytes | str] = {name: str(folder / name) for name in (*manifest["files"], MANIFEST_NAME)}
         files[CARD_NAME] = card.encode()
@@ -102,6 +106,28 @@ def push_data(
         message = f"Push {manifest['title']} with hf_softlabel"
         api.create_commit(repo_id, operations, commit_message=message, repo_type="dataset")
     return address, True
+
+
+def check_push(repo_id: str, private: bool = True, token: str | None = None, overwrite: bool = False) -> None:
+    """Refuse a push that the Hub, or what it has there, would refuse after a long build. Makes nothing there."""
+    check_repo_id(repo_id)
+    with hub_errors(repo_id, token, "Nothing was built."):
+        api = HfApi(token=token)
+        api.whoami()
+        if not api.repo_exists(repo_id, repo_type="dataset"):
+            return
+        api.auth_check(repo_id, repo_type="dataset", write=True)
+        there = _names_there(api, repo_id, private)
+        if there and MANIFEST_NAME not in there and not overwrite:
+            raise VotesError(_TAKEN.format(repo_id))
+
+
+def _names_there(api: HfApi, repo_id: str, private: bool) -> set[str]:
+    """The files of a repository, which must not be a public one unless that is asked for."""
+    info = api.dataset_info(repo_id)
+    if private and not info.private:
+        raise VotesError(f"{repo_id} exists and is public: push to it with --public, or choose another name.")
+    return {item.rfilename for item in info.siblings or ()} - {".gitattributes"}
 
 
 def is_built(folder: str | Path) -> bool:

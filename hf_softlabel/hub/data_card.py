@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from datasets import Features, Image, Value
@@ -10,12 +9,10 @@ from huggingface_hub import DatasetCardData
 
 from ..data.show import CLASSES_SHOWN, TEXT, Description, count_facts, entropy_histogram, shown_classes, vote_text
 from ..data.votes import is_sparse
-from .data_facts import KNOWN, DataFacts, data_facts
+from .data_facts import KNOWN, DataFacts, data_facts, hub_id
 
 # Stands in a built card for the repository's id, which is known at the push.
 REPO_ID = "OWNER/NAME"
-# As the Hub names them. POPQUORN's is not known to us.
-LICENCES = {"cifar10h": "cc-by-nc-sa-4.0", "chaosnli": "cc-by-nc-4.0", "synthetic": "apache-2.0"}
 SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 TASKS = {"image": "image-classification", "choice": "multiple-choice", "text": "text-classification"}
 COLUMNS = {
@@ -35,12 +32,13 @@ def data_card(name: str, subset: str | None, sources: str | None, features: Feat
         name, subset, sources: as [`load_votes`] takes them. Of paths nothing is told.
         found: what is in it.
     """
-    facts = _facts(name, sources)
+    facts = _facts(name, subset, sources)
     known = name in KNOWN or facts.hub_ids
-    title = f"{data_title(name, subset, sources)}: annotator votes" if known else "Annotator votes"
+    kind = "simulated votes" if facts.simulated else "annotator votes"
+    title = f"{data_title(name, subset, sources)}: {kind}" if known else "Annotator votes"
     parts = [
         f"# {title}",
-        f"Each example has all votes on {_classes(found)}, not only the label that most people chose. Who voted: "
+        f"Each example has all votes on {_classes(found)}, not only the label with the most. Who voted: "
         f"{facts.voters}.",
         f"## Use\n\n{_usage(found)}",
         f"## Votes\n\n{_votes(found)}",
@@ -49,29 +47,26 @@ def data_card(name: str, subset: str | None, sources: str | None, features: Feat
         f"## Source\n\n{_origin(name, subset, facts)}",
         f"## Licence and citation\n\n{_licence(facts)}",
     ]
-    return f"---\n{_metadata(name, title, features, found).to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
+    return f"---\n{_metadata(facts, title, features, found).to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n"
 
 
 def data_title(name: str, subset: str | None, sources: str | None) -> str:
     """What a data set is called, without any path of this machine."""
-    facts = _facts(name, sources)
+    facts = _facts(name, subset, sources)
     return f"{facts.title} ({subset})" if subset and name in KNOWN else facts.title
 
 
-def _facts(name: str, sources: str | None) -> DataFacts:
-    # A folder `a/b` of this machine looks like an id of the Hub.
-    here = [path is not None and Path(path).exists() for path in (name, sources)]
-    dataset = "table" if here[0] and name not in KNOWN else name
-    return data_facts({"dataset": dataset, "sources": None if here[1] else sources})
+def _facts(name: str, subset: str | None, sources: str | None) -> DataFacts:
+    return data_facts(name, subset, hub_id(sources if name == "table" else name))
 
 
-def _metadata(name: str, title: str, features: Features, found: Description) -> DatasetCardData:
+def _metadata(facts: DataFacts, title: str, features: Features, found: Description) -> DatasetCardData:
     """What the Hub reads: where the splits are, the licence if it is known, and words to find the set by."""
     files = [{"split": split, "path": f"data/{split}-*"} for split in found.splits]
     size = len(found.entropies)
     task = _task(features)
     return DatasetCardData(
-        license=LICENCES.get(name),
+        **facts.licence_metadata,
         pretty_name=title,
         task_categories=[TASKS[task]] if task else None,
         size_categories=[SIZES[min(max(len(str(size)) - 3, 0), len(SIZES) - 1)]],
@@ -127,7 +122,7 @@ def _disagreement(found: Description) -> str:
         "```",
     ]
     if found.disagreed:
-        lines += ["", "The examples on which people disagree most:", ""]
+        lines += ["", "The examples with the most disagreement:", ""]
         lines += ["| example_id | entropy | votes |", "|---|---|---|"]
     for example in found.disagreed:
         lines.append(f"| {example.example_id} | {example.entropy:.3f} | {_cell(vote_text(example, found.names))} |")
@@ -145,10 +140,10 @@ def _columns(features: Features) -> str:
 
 def _votes_column(features: Features) -> str:
     if is_sparse(features):
-        return "`labels`, the classes that were chosen, and `counts`, by how many people"
+        return "`labels`, the classes that have votes, and `counts`, how many"
     if features["votes"].feature == Value("float64"):
         return "the share of the votes that each class has, in the order of the classes"
-    return "how many people chose each class, in the order of the classes"
+    return "how many votes each class has, in the order of the classes"
 
 
 def _origin(name: str, subset: str | None, facts: DataFacts) -> str:

@@ -14,15 +14,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, RepoUrl
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, RepoUrl, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
+from ..checkpoint import MANIFEST_NAME, read_manifest
 from ..data.errors import VotesError
 
 # A pickle with every argument of the training; what a checkpoint has for the next process that goes on from it.
 NOT_PUBLISHED = (
-    *("training_args.bin", "trainer_state.json", "manifest.json", "ledger.npz", "*.part", "hub.json"),
+    *("training_args.bin", "trainer_state.json", MANIFEST_NAME, "ledger.npz", "*.part", "hub.json"),
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
 )
 METRICS_NAME = "metrics.json"
@@ -108,11 +109,14 @@ def check_repo_id(repo_id: str) -> None:
 
 def check_finished(run: Path) -> None:
     """Refuse a folder that has no finished run."""
-    if not (run / "DONE").exists() or not (run / "model" / "config.json").exists():
-        raise VotesError(
-            f"{run} is not a finished run of `hf-softlabel train`: it has no DONE, or no model/config.json. "
-            "Start its recipe again to finish it."
-        )
+    if not run.is_dir():
+        raise VotesError(f"There is no directory {run}: name that of a finished run of `hf-softlabel train`.")
+    if not (run / "config.yaml").exists():
+        raise VotesError(f"{run} is not a run of `hf-softlabel train`: it has no config.yaml.")
+    if not (run / "DONE").exists():
+        raise VotesError(f"The run {run} is not finished: it has no DONE. Start its recipe again, and it goes on.")
+    if not (run / "model" / "config.json").exists():
+        raise VotesError(f"The run {run} has no model/config.json any more: there is no model to push.")
 
 
 def run_files(run: Path, repo_id: str) -> dict[str, bytes | str]:
@@ -137,6 +141,31 @@ def model_files(folder: Path) -> dict[str, bytes | str]:
         for path in sorted(folder.iterdir())
         if path.is_file() and not any(fnmatch(path.name, pattern) for pattern in NOT_PUBLISHED)
     }
+
+
+def checkpoint_files(folder: Path) -> dict[str, bytes | str]:
+    """The files of a whole checkpoint, from which others can resume, without what is true on this machine only.
+
+    Its manifest, which says what a whole checkpoint has, is that of what is pushed.
+    """
+    manifest = read_manifest(folder)
+    files: dict[str, bytes | str] = {}
+    for name in manifest["files"]:
+        path = folder / name
+        if path.name == "trainer_state.json":
+            state = json.loads(path.read_text(encoding="utf-8"))
+            best = state["best_model_checkpoint"]
+            files[name] = json.dumps({**state, "best_model_checkpoint": best and Path(best).name}, indent=2).encode()
+        elif path.name.endswith("config.json"):
+            files[name] = _config(path)
+        elif path.name not in ("training_args.bin", CARD_NAME):
+            files[name] = str(path)
+    sizes = {name: _size(content) for name, content in files.items()}
+    return {**files, MANIFEST_NAME: json.dumps({**manifest, "files": sizes}, indent=1).encode()}
+
+
+def _size(content: bytes | str) -> int:
+    return len(content) if isinstance(content, bytes) else os.path.getsize(content)
 
 
 def _config(path: Path) -> bytes:
@@ -186,7 +215,8 @@ def trouble(repo_id: str, error: BaseException, token: str | None = None) -> str
     if isinstance(error, HfHubHTTPError):
         status, said = error.response.status_code, error.server_message
     reason = " ".join((said or str(error) or type(error).__name__).split()).rstrip(".")
-    for secret in (token, os.environ.get("HF_TOKEN")):
+    # The last is that of the environment, or of `hf auth login`.
+    for secret in (token, os.environ.get("HF_TOKEN"), get_token()):
         reason = reason.replace(secret, "<token>") if secret else reason
     if status in (401, 403) or isinstance(error, LocalTokenNotFoundError):
         return (

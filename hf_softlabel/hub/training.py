@@ -20,7 +20,7 @@ from transformers.utils import PushInProgress
 
 from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
-from .push import CARD_NAME, hub_errors, model_files, open_repository, trouble
+from .push import CARD_NAME, checkpoint_files, hub_errors, model_files, open_repository, trouble
 
 logger = logging.getLogger(__name__)
 # In the output directory: which repository its run pushes to.
@@ -77,9 +77,8 @@ class HubPushes(Trainer):
         place = f"step {self.state.global_step}" if step else f"epoch {int(self.state.epoch)}"
         files = model_files(checkpoint)
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            # Whole, with its paths: without them nobody could resume from it.
-            name = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
-            files |= {f"{name}/{path.name}": str(path) for path in checkpoint.iterdir() if path.is_file()}
+            folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
+            files |= {f"{folder}/{name}": content for name, content in checkpoint_files(checkpoint).items()}
         job = self._commit(files, f"Training in progress, {place}", args.hub_token, args.hub_revision, future=True)
         self.push_in_progress = PushInProgress([job])
 
@@ -136,7 +135,7 @@ class HubPushes(Trainer):
         from ..predictions import Predictions
         from ..score import Examples, score_files
         from .card import RELIABILITY_NAME, ModelFacts, task_of, write_card
-        from .data_facts import data_facts
+        from .data_facts import data_facts, hub_id
 
         model, args = self.accelerator.unwrap_model(self.model), self.args
         names = [name for _, name in sorted(model.config.id2label.items())]
@@ -147,7 +146,6 @@ class HubPushes(Trainer):
             "dataset": "table",
             "model": origin or type(model).__name__,
             "from_scratch": not origin,
-            "text_columns": self.text_columns,
         }
         scored, picture = None, {}
         if prediction is not None:
@@ -167,11 +165,12 @@ class HubPushes(Trainer):
                 "world_size": args.world_size,
                 "ledger_digest": digest,
                 "versions": {"hf_softlabel": version("hf_softlabel")},
+                "model_hub_id": hub_id(origin),
             },
             scored=scored,
             names=names,
-            task=task_of(config, type(model).__name__),
-            data=data_facts(config),
+            task=task_of(type(model).__name__, self.text_columns),
+            data=data_facts("table"),
             scaling=None,
             sets=None,
             code="auto_map" in model.config.to_dict(),

@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ class Repository:
         return next((commit for commit in self.commits if commit.sha == revision), None)
 
 
+@lru_cache(maxsize=64)
 def _sha256(data: bytes) -> str:
+    # Of the same few files at each request.
     return hashlib.sha256(data).hexdigest()
 
 
@@ -201,6 +204,10 @@ class Hub:
             }
         )
 
+    def auth_check(self, request: Request) -> Response:
+        found = self._find(request, writes=True)
+        return found if isinstance(found, Response) else Response()
+
     def tree(self, request: Request) -> Response:
         """Files below a folder, or of the whole repository; a client that does not ask for all gets one level."""
         found = self._find(request)
@@ -225,7 +232,10 @@ class Hub:
         found = self._find(request)
         if isinstance(found, Response):
             return found
-        wanted = (await request.json())["paths"]
+        if "json" in request.headers.get("content-type", ""):
+            wanted = (await request.json())["paths"]
+        else:
+            wanted = (await request.form()).getlist("paths")
         return JSONResponse(
             [
                 {"type": "file", "path": path, "size": len(data), "oid": _oid(path, data)[:40]}
@@ -317,6 +327,7 @@ class Hub:
             Route("/api/repos/create", self.create, methods=["POST"]),
             Route("/api/validate-yaml", self.validate, methods=["POST"]),
             Route(api, self.info),
+            Route(f"{api}/auth-check/write", self.auth_check),
             Route(f"{api}/revision/{{revision}}", self.info),
             Route(f"{api}/tree/{{revision}}", self.tree),
             Route(f"{api}/tree/{{revision}}/{{path:path}}", self.tree),
@@ -342,10 +353,10 @@ class Hub:
         await self.app(scope, receive, send)
 
 
-def environment(hub: Hub, home: Path, token: str | None) -> dict[str, str]:
-    """For a new process that is to use the Hub."""
+def environment(url: str, home: Path, token: str | None = None) -> dict[str, str]:
+    """For a new process that is to use the Hub at `url`."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    kept |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    kept |= {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
     return kept | ({"HF_TOKEN": token} if token else {})
 
 
