@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,8 @@ def examine_trainer(trainer: Trainer) -> list[Finding]:
     """
     if trainer.train_dataset is None:
         raise VotesError("There is no train_dataset: the doctor runs a training step.")
+    if isinstance(trainer.train_dataset, Sized) and not len(trainer.train_dataset):
+        raise VotesError("The train_dataset is empty: the doctor runs a training step.")
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise VotesError("The doctor runs a step without DeepSpeed and FSDP: make the trainer without them.")
     return _sorted([*_examine_data(trainer), *_examine_steps(trainer)])

@@ -140,6 +140,8 @@ def check_columns(trainer: Trainer) -> list[Finding]:
     if not columns or set(columns) & set(seen):
         return notes
     left = [name for name in LABELS if name in seen]
+    if any(_is_list(first_row(dataset).get(name)) for name in left):
+        return []  # the labels are made of the votes already
     instead = f"it trains on `{left[0]}` instead" if left else "there is nothing to train on"
     return [
         Finding(

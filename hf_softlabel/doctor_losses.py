@@ -99,15 +99,20 @@ def _check_failure(trainer: Trainer, batches: Sequence[Mapping[str, Any]], error
     ]
 
 
-def soft_targets(trainer: Trainer, batch: Mapping[str, Any]) -> tuple[str, Tensor] | None:
+def soft_targets(trainer: Trainer, step: Step) -> tuple[str, Tensor] | None:
     """The (N, C) targets of a batch and their key; None for hard labels and for what cannot be known."""
+    batch = step.batch
+    if step.logits is None or step.logits.dim() != 2:
+        return None
     if isinstance(trainer, VotesTrainer):
         if trainer.delivery.name == "mixup":
             return None  # its targets belong to mixed inputs
         target = trainer.delivery(batch["votes"], batch["example_id"], trainer.delivery_epoch)
         return "votes", target if target.is_floating_point() else F.one_hot(target, batch["votes"].shape[1]).float()
     taken = forward_names(trainer.model)
-    tables = {key: value for key, value in batch.items() if isinstance(value, Tensor) and value.dim() == 2}
+    tables = {
+        key: value for key, value in batch.items() if isinstance(value, Tensor) and value.shape == step.logits.shape
+    }
     for key, value in tables.items():
         if key not in taken and key not in LABELS and is_votes(key, value.cpu().numpy()):
             return key, value
@@ -116,12 +121,12 @@ def soft_targets(trainer: Trainer, batch: Mapping[str, Any]) -> tuple[str, Tenso
 
 def _check_targets(trainer: Trainer, step: Step, declared: str | None, written: str | None) -> list[Finding]:
     """The loss and the targets; `declared` and `written` are the model's problem_type before and after the step."""
-    target = soft_targets(trainer, step.batch)
-    if target is None or step.logits is None or step.gradient is None or step.logits.shape != target[1].shape:
+    target = soft_targets(trainer, step)
+    if target is None or step.gradient is None:
         return []
     key, raw = target[0], target[1].to(step.logits.device)
     if key not in LABELS:
-        return _check_loss(trainer, step, key, raw, written if written != declared else None)
+        return _check_loss(trainer, step, key, raw, declared, written)
     column = labels_column(trainer.train_dataset, raw.shape[1])
     whole = raw.cpu().numpy() if column is None else column
     kind = target_kind(whole)
@@ -130,7 +135,7 @@ def _check_targets(trainer: Trainer, step: Step, declared: str | None, written: 
     if kind in ("fractions", "numbers"):
         return _check_numbers(trainer, step, raw, kind, declared)
     found = check_rows(whole.astype(np.int64) if kind == "counts" else whole, "train")
-    found += _check_loss(trainer, step, key, raw, written if written != declared else None)
+    found += _check_loss(trainer, step, key, raw, declared, written)
     if kind == "one-hot" and (declared == "multi_label_classification" or column is None):
         return [_as_meant(finding) for finding in found]
     return found
@@ -180,8 +185,10 @@ def _bce(targets: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda logits: F.binary_cross_entropy_with_logits(logits, targets.double())
 
 
-def _check_loss(trainer: Trainer, step: Step, key: str, raw: Tensor, new_type: str | None) -> list[Finding]:
-    """Which loss of the targets the step has; `new_type` is the problem_type that it wrote into the config."""
+def _check_loss(
+    trainer: Trainer, step: Step, key: str, raw: Tensor, declared: str | None, written: str | None
+) -> list[Finding]:
+    """Which loss of the targets (N, C) the step has."""
     if not ((raw >= 0).all() and (raw.sum(1) > 0).all()):
         return []  # bad rows, which are reported as such
     logits, classes = step.logits.double(), step.logits.shape[1]
@@ -211,13 +218,15 @@ def _check_loss(trainer: Trainer, step: Step, key: str, raw: Tensor, new_type: s
     ours = f"{step.loss:.4f}, and the soft cross-entropy of the same logits is {losses['soft'](logits):.4f}"
     match nearest:
         case "bce":
-            written = f" It has written problem_type={new_type!r} into the model's config too." if new_type else ""
+            if written != "multi_label_classification":  # not the head's choice: the user wrote this loss
+                return _another_loss(step, losses, logits, key)
+            new = "" if written == declared else f" It has written problem_type={written!r} into the config too."
             return [
                 Finding(
                     "bce_head",
                     "wrong",
                     f"The head takes the soft targets for {classes} yes/no questions: its loss is the binary "
-                    f"cross-entropy ({ours}).{written}",
+                    f"cross-entropy ({ours}).{new}",
                     f"first batch, `{key}`; model.config.problem_type",
                     f"{OURS} take the targets out of the inputs in compute_loss and use F.cross_entropy(logits, p)",
                 )
@@ -282,12 +291,15 @@ def _distance(step: Step, logits: Tensor, loss: Any) -> float:
 
 
 def _check_accumulation(trainer: Trainer, alone: Sequence[Step], joint: Sequence[Step]) -> list[Finding]:
-    """Two micro-batches as one step must have the mean of their losses."""
-    mean, got = float(np.mean([step.loss for step in alone])), sum(step.loss for step in joint)
-    sizes = {len(next(iter(step.batch.values()))) for step in alone}
-    ratio = got / mean if mean else 1.0
-    if len(sizes) > 1 or abs(ratio - 1) < 0.05:
+    """Two micro-batches as one step must have the mean of their losses, over batches or over labels."""
+    losses, got = [step.loss for step in alone], sum(step.loss for step in joint)
+    mean = float(np.mean(losses))
+    if any(
+        abs(got - expected) <= 0.05 * abs(expected)
+        for expected in (mean, np.average(losses, weights=[_items(step.batch) for step in alone]))
+    ):
         return []
+    ratio = got / mean if mean else float("inf")
     return [
         Finding(
             "accumulated_loss",
@@ -299,3 +311,9 @@ def _check_accumulation(trainer: Trainer, alone: Sequence[Step], joint: Sequence
             f"{OURS} set loss_is_scaled_for_ga = False on the trainer's class where the loss is a mean over the batch",
         )
     ]
+
+
+def _items(batch: Mapping[str, Any]) -> int:
+    """How many labels a batch has: tokens that count, or else examples."""
+    labels = batch.get("labels")
+    return max(1, int((labels != -100).sum())) if isinstance(labels, Tensor) else len(next(iter(batch.values())))

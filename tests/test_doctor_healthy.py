@@ -8,6 +8,7 @@ import torch
 from datasets import ClassLabel, Dataset
 from PIL import Image
 from torch import nn
+from torch.utils.data import SequentialSampler
 from torchvision import transforms
 from transformers import (
     BertConfig,
@@ -28,7 +29,12 @@ RNG = np.random.default_rng(0)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
-def trainer(tmp_path, model, train, collator=None, **options) -> Trainer:
+class InOrder(Trainer):
+    def _get_train_sampler(self, train_dataset=None):
+        return SequentialSampler(self.train_dataset)
+
+
+def trainer(tmp_path, model, train, collator=None, cls=Trainer, loss=None, **options) -> Trainer:
     args = TrainingArguments(
         output_dir=str(tmp_path),
         per_device_train_batch_size=8,
@@ -39,7 +45,7 @@ def trainer(tmp_path, model, train, collator=None, **options) -> Trainer:
         logging_strategy="no",
         **options,
     )
-    return Trainer(model=model, args=args, train_dataset=train, data_collator=collator)
+    return cls(model=model, args=args, train_dataset=train, data_collator=collator, compute_loss_func=loss)
 
 
 def bert(num_labels: int = 2, problem_type: str | None = None) -> BertConfig:
@@ -129,3 +135,20 @@ def test_a_table_and_a_model_of_ones_own_give_no_finding(tmp_path):
     }
     train = Dataset.from_dict({name: column.tolist() for name, column in columns.items()})
     assert examine_trainer(trainer(tmp_path, Linear(), train)) == []
+
+
+def summed_over_tokens(outputs, labels, num_items_in_batch=None):
+    logits = outputs.logits.view(-1, outputs.logits.shape[-1])
+    return nn.functional.cross_entropy(logits, labels.view(-1), reduction="sum") / num_items_in_batch
+
+
+def test_accumulated_batches_may_have_other_numbers_of_tokens(tmp_path):
+    """8 tags that the model does not know, then 64 that it knows: the mean over tags is not that over batches."""
+    model = BertForTokenClassification(bert(3))
+    with torch.no_grad():
+        model.classifier.bias[0] += 10
+    labels = np.zeros((EXAMPLES, TOKENS), int)
+    labels[:8] = -100
+    labels[:8, 0] = 1
+    options = {"gradient_accumulation_steps": 2, "loss": summed_over_tokens, "cls": InOrder}
+    assert examine_trainer(trainer(tmp_path, model, texts(labels=labels), **options)) == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from doctor_trainers import hard, soft, stock, tokenised, wrong
+from doctor_trainers import hard, notes, soft, stock, tokenised, wrong
 
 from hf_softlabel import load_model
 from hf_softlabel.data.synthetic import TONES
@@ -127,3 +127,20 @@ def test_a_loss_of_ones_own_on_counts_as_labels(tmp_path, tokens):
     assert wrong(examine_trainer(stock(tmp_path, train, compute_loss_func=loss))) == []
     found = examine_trainer(stock(tmp_path, train, compute_loss_func=unnormalised))
     assert wrong(found) == ["loss_unnormalised"]
+
+
+def test_a_binary_cross_entropy_of_ones_own_is_meant(tmp_path, tokens):
+    def loss(outputs, labels, num_items_in_batch=None):
+        return F.binary_cross_entropy_with_logits(outputs.logits, labels)
+
+    found = examine_trainer(stock(tmp_path, soft(tokens["train"]), compute_loss_func=loss))
+    assert wrong(found) == [] and "another_loss" in notes(found)
+
+
+def test_votes_beside_labels_that_are_made_of_them_are_not_missed(tmp_path, tokens):
+    def loss(outputs, labels, num_items_in_batch=None):
+        return F.cross_entropy(outputs.logits, labels)
+
+    train = tokens["train"].remove_columns("label").rename_column("p", "labels")
+    assert wrong(examine_trainer(stock(tmp_path, train, compute_loss_func=loss))) == []
+    assert wrong(examine_trainer(stock(tmp_path, train))) == ["bce_head"]

@@ -109,6 +109,11 @@ def test_a_loss_of_ones_own(tmp_path, tokens, cls, expected):
     assert [f"{f.severity} {f.name}" for f in found if f.name != "tied_votes"] == expected
 
 
+def test_an_empty_data_set_is_an_error_in_plain_words(tmp_path, tokens):
+    with pytest.raises(hf_softlabel.VotesError, match="The train_dataset is empty"):
+        examine_trainer(stock(tmp_path, tokens["train"].select([])))
+
+
 def test_a_step_that_fails_is_an_error_in_plain_words(tmp_path, tokens):
     train = hard(tokens["train"]).remove_columns("label")
     with pytest.raises(
