@@ -14,8 +14,8 @@ from scipy.special import log_softmax
 
 from ..data.errors import VotesError, some
 
-# Numbers per chunk of rows: temporary arrays stay at 2 MB each, in the cache, whatever N and C are.
-CHUNK = 2**18
+# Numbers per chunk of rows: temporary arrays stay at half a MB each, in the cache, whatever N and C are.
+CHUNK = 2**16
 # How far from 1 a row of probabilities may sum: what float32 and four decimals leave. They are scored as given.
 PROBABILITY_TOLERANCE = 1e-3
 NO_NUMBERS = "there are no examples, or some predictions or votes are not numbers"
@@ -93,7 +93,10 @@ def check_probabilities(q: np.ndarray, first_row: int = 0) -> None:
 
 
 def row_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]:
-    """(rows, predictions, votes) over chunks of rows, as they were given; arrays that do not fit are refused."""
+    """(rows, predictions, votes) over chunks of rows, as float64; arrays that do not fit are refused.
+
+    They are column-major: a sum over the few classes adds up columns, in a third of the time of a sum in each row.
+    """
     predictions, votes = (x if hasattr(x, "shape") else np.asarray(x) for x in (predictions, votes))
     for values in (predictions, votes):
         if values.ndim != 2:
@@ -107,7 +110,7 @@ def row_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]
     step = max(1, CHUNK // max(1, classes))
     for start in range(0, n, step):
         rows = slice(start, start + step)
-        yield rows, predictions[rows], votes[rows]
+        yield rows, *(np.asfortranarray(array(x[rows])) for x in (predictions, votes))
 
 
 def chunks(predictions: Any, votes: Any, from_logits: bool = False) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from .arrays import NO_NUMBERS, chunks, undefined
+from .arrays import NO_NUMBERS, human, log_model, row_chunks, undefined
 
 PARTS = ("miscalibration", "discrimination", "uncertainty")
 
@@ -22,61 +22,75 @@ def brier_decomposition(predictions: Any, votes: Any, from_logits: bool = False)
     soft Brier = miscalibration - discrimination + uncertainty, and no part is negative. Binned decompositions leave a
     remainder. NaN of no examples.
     """
-    curves = BrierCurves(predictions, votes, from_logits)
+    columns = ClassColumns(np.shape(predictions))
+    for rows, raw, people in row_chunks(predictions, votes):
+        columns.fill(rows, log_model(raw, from_logits, rows.start), human(people))
+    curves = BrierCurves(columns)
     if not curves.defined:
         undefined(NO_NUMBERS)
     return curves.parts()
 
 
+class ClassColumns:
+    """log q and p (C, N), to be filled by chunks of rows: a class per row, whose examples lie one after another."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        self.log_q, self.p = np.empty(shape[::-1]), np.empty(shape[::-1])
+
+    def fill(self, rows: slice, log_q: np.ndarray, p: np.ndarray) -> None:
+        self.log_q[:, rows], self.p[:, rows] = log_q.T, p.T
+
+
 class BrierCurves:
-    """Predictions and votes (N, C), sorted once: the parts of any resample follow from its weights (N,).
+    """log q and p, sorted once by class: the parts of any resample follow from its weights (N,).
 
     A weight is how many copies of an example the resample has; by default one.
     """
 
-    def __init__(self, predictions: Any, votes: Any, from_logits: bool = False):
-        shape = tuple(np.shape(predictions))
-        q, p = np.empty(shape[::-1]), np.empty(shape[::-1])  # a class per row: columns are read one after another
-        for rows, q_rows, p_rows in chunks(predictions, votes, from_logits):
-            q[:, rows], p[:, rows] = q_rows.T, p_rows.T
-        self.defined = bool(shape[0]) and not (np.isnan(q).any() or np.isnan(p).any())
+    def __init__(self, columns: ClassColumns):
+        log_q, p = columns.log_q, columns.p
+        self.examples = p.shape[1]
+        self.defined = bool(self.examples) and not (np.isnan(log_q).any() or np.isnan(p).any())
         voted = p.any(-1)
-        self.curves = [_ClassCurve(q[k], p[k]) for k in np.flatnonzero(voted)] if self.defined else []
+        self.curves = [_ClassCurve(log_q[k], p[k]) for k in np.flatnonzero(voted)] if self.defined else []
         # Recalibration takes all mass from a class that nobody voted for: with 100,000 classes these are most.
-        self.unvoted = np.square(q[~voted]).sum(0)
+        self.unvoted = np.exp(2 * log_q[~voted]).sum(0)
 
     def parts(self, weights: np.ndarray | None = None) -> dict[str, float]:
         if not self.defined:
             return dict.fromkeys(PARTS, float("nan"))
-        weights = np.ones(len(self.unvoted)) if weights is None else weights
         parts = sum(curve.parts(weights) for curve in self.curves)
-        parts[0] += weights @ self.unvoted
-        return dict(zip(PARTS, (parts / weights.sum()).tolist(), strict=True))
+        parts[0] += self.unvoted.sum() if weights is None else weights @ self.unvoted
+        total = self.examples if weights is None else weights.sum()
+        return dict(zip(PARTS, (parts / total).tolist(), strict=True))
 
 
 class _ClassCurve:
-    """One class's q_k and p_k (N,)."""
+    """One class's log q_k and p_k (N,)."""
 
-    def __init__(self, q: np.ndarray, p: np.ndarray):
+    def __init__(self, log_q: np.ndarray, p: np.ndarray):
         # Equal q must be recalibrated alike. Rounding keeps those together that differ in the last bits; of the
         # logarithm, so that tiny probabilities keep their ranks.
-        with np.errstate(divide="ignore"):
-            log_q = np.log(q).round(12)
-        self.order = log_q.argsort()
-        ranked = log_q[self.order]
+        rounded = log_q.round(12)
+        self.order = rounded.argsort()
+        ranked = rounded[self.order]
         self.starts = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
-        self.p = p[self.order]
-        self.squares = np.square(q - p)[self.order]
+        self.p = p
+        self.squares = np.square(np.exp(log_q) - p)
 
-    def parts(self, weights: np.ndarray) -> np.ndarray:
+    def parts(self, weights: np.ndarray | None) -> np.ndarray:
         """Miscalibration, discrimination and uncertainty of this class, times the sum of weights."""
-        w = weights[self.order]
-        wp = w * self.p
-        mass, votes = np.add.reduceat(w, self.starts), np.add.reduceat(wp, self.starts)
+        if weights is None:
+            wp, score = self.p, self.squares.sum()
+            mass = np.diff(self.starts, append=len(wp)).astype(np.float64)
+        else:
+            wp, score = weights * self.p, weights @ self.squares
+            mass = np.add.reduceat(weights[self.order], self.starts)
+        votes, square = np.add.reduceat(wp[self.order], self.starts), wp @ self.p
         there = mass > 0
-        mass, votes = mass[there], votes[there]
+        if not there.all():
+            mass, votes = mass[there], votes[there]
         recalibrated = isotonic_regression(votes / mass, weights=mass).x
-        score, square = w @ self.squares, wp @ self.p
         best = square + recalibrated @ (mass * recalibrated - 2 * votes)
         constant = square - np.square(votes.sum()) / mass.sum()
         # Differences of equal numbers may round to -1e-17.

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.special import xlog1py
 
 from .arrays import array, chunks, human, mean_of, row_chunks
 from .scoring import entropy
+
+ABOVE_MINUS_1 = np.nextafter(-1.0, 0.0)
 
 
 def _score(
@@ -41,8 +42,10 @@ def js(q: np.ndarray, p: np.ndarray) -> np.ndarray:
     # With d = (p - q) / (p + q) each class gives (p + q) / 4 * ((1 + d) log(1 + d) + (1 - d) log(1 - d)), which is
     # exact near 0. As a difference of entropies it would round to 1e-16, and the distance of q = p to 1e-8.
     total = p + q
-    d = np.divide(p - q, total, out=np.zeros_like(p), where=total > 0)
-    divergence = (total * (xlog1py(1 + d, d) + xlog1py(1 - d, -d))).sum(-1) / 4
+    d = (p - q) / np.maximum(total, np.finfo(np.float64).tiny)
+    # The logarithm of 0 is multiplied by 0, and only must be finite.
+    above, below = np.log1p(np.maximum(d, ABOVE_MINUS_1)), np.log1p(np.maximum(-d, ABOVE_MINUS_1))
+    divergence = (total * ((1 + d) * above + (1 - d) * below)).sum(-1) / 4
     return np.sqrt(np.maximum(divergence, 0))
 
 

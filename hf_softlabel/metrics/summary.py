@@ -9,7 +9,7 @@ import numpy as np
 
 from ..data.errors import VotesError
 from .arrays import UndefinedScoreWarning, array, human, labels_of, log_model, row_chunks
-from .brier import BrierCurves
+from .brier import BrierCurves, ClassColumns
 from .calibration import Confidences
 from .disagreement import js, same_ranking
 from .scoring import TiedRanks, Top, cross_entropy, entropy, majority_of, rank_correlation
@@ -92,11 +92,12 @@ class VoteScores:
         if has_gold:
             labels_of(gold, tuple(np.shape(predictions)))
         self.hard_label = "gold" if has_gold else "majority"
-        parts = []
+        parts, by_class = [], ClassColumns(np.shape(predictions))
         for rows, raw, people in row_chunks(predictions, votes):
             p, log_q = human(people), log_model(raw, from_logits, rows.start)
             values = array(raw)  # logits are ranked as they are: softmax would tie those that underflow
             q = np.exp(log_q) if from_logits else values
+            by_class.fill(rows, log_q, p)
             top = Top(values)
             majority = top.mean(majority_of(p))
             nll, human_entropy, model_entropy = cross_entropy(p, log_q), entropy(p), cross_entropy(q, log_q)
@@ -124,7 +125,7 @@ class VoteScores:
             TiedRanks(columns.pop(name)) for name in ("model_entropy", "human_entropy")
         )
         self._confidence, self._on_top = Confidences(columns.pop("confidence")), columns.pop("votes_on_top")
-        self._brier = BrierCurves(predictions, votes, from_logits)
+        self._brier = BrierCurves(by_class)
         self.examples: dict[str, np.ndarray] = columns
         self.undefined: dict[str, str] = {}
 
