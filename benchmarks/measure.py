@@ -9,8 +9,10 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -55,6 +57,17 @@ class Row:
         row = asdict(self) | {"met": self.met, "versions": {name: version(name) for name in names}}
         del row["packages"]
         return row
+
+
+def peer(module: str) -> ModuleType:
+    """A peer's module. The peers are no dependencies of ours."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise SystemExit(
+            f"The peer {module} cannot be imported ({error}). Install all peers with "
+            "python -m pip install --no-deps --requirement benchmarks/requirements.txt"
+        ) from None
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -1,132 +1,148 @@
-"""Scores of a million examples: the time and memory of all of them, and ECEs side by side with netcal and relplot.
+"""All scores of a million examples against the same by netcal, relplot, scikit-learn and scipy.
 
-    .venv/bin/pip install --no-deps netcal relplot
-    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/scores.py
-
-Every round runs ours and the peer after each other on the same arrays; the ratio is of the medians. netcal and relplot
-are called as their documentation shows, for the hard label, which is all that they know.
+Each score of the peers is by the function that their documentation has for it; what they have none for (soft NLL, the
+ECE against annotators) is a line or two of numpy. They do not have RankCS, which ours computes all the same. Softmax
+and p are worked out once for all of them.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import resource
-import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
+from scipy.spatial.distance import jensenshannon
 from scipy.special import softmax
+from scipy.stats import entropy, spearmanr
+from sklearn.isotonic import IsotonicRegression
+from sklearn.metrics import accuracy_score, mean_squared_error
+from sklearn.metrics.pairwise import paired_manhattan_distances
 
-from hf_softlabel.metrics import VoteScores, equal_mass_ece
+from hf_softlabel.metrics import VoteScores, brier_decomposition, equal_mass_ece
 from hf_softlabel.metrics.calibration import Confidences
 
-RESULTS = Path(__file__).parent / "results" / "scores.csv"
+from .measure import Row, alternate, growth, peak_memory, peer
+
+EXAMPLES, CLASSES, VOTES = 1_000_000, 10, 10
+# How far the peers' scores may be from ours. relplot has another grid; ranks of entropies are tied by ours if they
+# differ in the last bits only.
+TOLERANCES = {"smooth_ece": 1e-3, "smooth_ece_soft": 1e-3, "entropy_correlation": 1e-3}
+PACKAGES = ("netcal", "relplot", "scikit-learn", "scipy")
 
 
-def data(n: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits (N, C) float32, ten votes for each example, and a gold label."""
+def rows(scale: float) -> Iterator[Row]:
+    n = int(EXAMPLES * scale)
+    logits, votes, labels = data(n)
+    ours, theirs = all_scores(n)(), peer_scores(logits, votes, labels)
+    for name, value in theirs.items():
+        if abs(ours[name] - value) > TOLERANCES.get(name, 1e-9):
+            raise AssertionError(f"{name}: {ours[name]} is not the peers' {value}")
+    sizes = {"examples": n, "classes": CLASSES}
+    times = alternate(all_scores(n), lambda: peer_scores(logits, votes, labels), 3)
+    yield times.row(
+        f"all {len(ours)} scores",
+        f"netcal, relplot, scikit-learn and scipy for {len(theirs)} of them",
+        "times as fast",
+        ">= 10",
+        sizes=sizes,
+        checked=f"equal to 1e-9, to 1e-3: {', '.join(TOLERANCES)}; of the peers: {', '.join(theirs)}",
+        packages=PACKAGES,
+    )
+    q = softmax(logits.astype(np.float64), axis=1)
+    for name, package, one, other in single_scores(q, votes, labels):
+        times = alternate(one, other, 3)
+        checked = f"{one():.6f} and {other():.6f}"
+        yield times.row(name, package, "times as fast", sizes=sizes, checked=checked, packages=(package,))
+    peak = peak_memory(all_scores, n)
+    yield Row(
+        "peak memory of all scores, beyond logits and votes",
+        "the bytes of logits (float32) and votes (int32)",
+        peak / (logits.nbytes + votes.nbytes),
+        "times as much",
+        sizes={**sizes, "bytes per million examples": round(peak / n * 1e6)},
+    )
+    yield growth("all scores, growth", all_scores, n // 10)
+
+
+def data(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits (n, C) float32, ten votes for each example, and a gold label."""
     rng = np.random.default_rng(0)
-    truth = rng.normal(scale=2, size=(n, classes)).astype(np.float32)
-    votes = rng.multinomial(10, softmax(truth.astype(np.float64), axis=1)).astype(np.int32)
+    truth = rng.normal(scale=2, size=(n, CLASSES)).astype(np.float32)
+    votes = rng.multinomial(VOTES, softmax(truth.astype(np.float64), axis=1)).astype(np.int32)
     return truth + rng.normal(size=truth.shape).astype(np.float32), votes, votes.argmax(1)
 
 
-def peak() -> float:
-    """The largest resident size of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+def all_scores(n: int) -> Callable[[], dict[str, float]]:
+    logits, votes, labels = data(n)
+    return lambda: VoteScores(logits, votes, labels, from_logits=True).scores()
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=1_000_000)
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    n, classes = options.examples, options.classes
-    logits, votes, labels = data(n, classes)
-    rows = []
-
-    before = peak()
-    times = [seconds(lambda: VoteScores(logits, votes, labels, from_logits=True, ordinal=True).scores())]
-    memory = peak() - before
-    for _ in range(options.rounds - 1):
-        times.append(seconds(lambda: VoteScores(logits, votes, labels, from_logits=True, ordinal=True).scores()))
-    rows.append(["all scores", n, classes, statistics.median(times), memory, "", "", "", ""])
-
+def peer_scores(logits: np.ndarray, votes: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """What the peers' functions give for the names of ours."""
+    netcal_metrics, relplot = peer("netcal.metrics"), peer("relplot")
     q = softmax(logits.astype(np.float64), axis=1)
-    for score, peer, ours, theirs in peers(q, labels):
-        own, other, values = [], [], (ours(), theirs())
-        for _ in range(options.rounds):
-            own.append(seconds(ours))
-            other.append(seconds(theirs))
-        a, b = statistics.median(own), statistics.median(other)
-        rows.append([score, n, classes, a, "", peer, b, b / a, f"{values[0]:.6f} {values[1]:.6f}"])
-
-    header = [
-        "score",
-        "examples",
-        "classes",
-        "seconds",
-        "gigabytes_beyond_inputs",
-        "peer",
-        "peer_seconds",
-        "ratio",
-        "values",
-    ]
-    shown = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *shown])
-    widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
-    for row in (header, *shown):
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    print(f"written to {RESULTS}", file=sys.stderr)
+    p = votes / votes.sum(1, keepdims=True)
+    predicted, confidence = q.argmax(1), q.max(1)
+    on_top, right = p[np.arange(len(p)), predicted], (predicted == labels).astype(np.float64)
+    edges = np.quantile(confidence, np.arange(1, 15) / 15)
+    gaps = np.bincount(np.digitize(confidence, edges), on_top - confidence)
+    model_entropy, human_entropy = entropy(q, axis=1), entropy(p, axis=1)
+    distance = float(paired_manhattan_distances(p, q).mean())
+    scores = {
+        "soft_nll": float(-(p * np.log(q)).sum(1).mean()),
+        "kl": float(entropy(p, q, axis=1).mean()),
+        "soft_brier": mean_squared_error(p, q) * CLASSES,
+        "accuracy": accuracy_score(labels, predicted),
+        "accuracy_majority": float((on_top == p.max(1)).mean()),
+        "ece_equal_mass": netcal_metrics.ECE(bins=15, equal_intervals=False).measure(q, labels),
+        "ece_equal_mass_soft": float(np.abs(gaps).sum() / len(p)),
+        "smooth_ece": relplot.smECE(confidence, right),
+        "smooth_ece_soft": relplot.smECE(confidence, on_top),
+        "entropy_correlation": float(spearmanr(model_entropy, human_entropy).statistic),
+        "js_distance": float(jensenshannon(p, q, axis=1).mean()),
+        "dist_ce": distance / 2,
+        "manhattan": distance,
+        "ent_ce": float(np.abs(model_entropy - human_entropy).mean()),
+    }
+    return scores | isotonic_parts(q, p)
 
 
-def peers(q: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, str, Callable, Callable]]:
-    """(score, peer, our call, its call) for the packages that are installed."""
-    confidence = q.max(1)
-    right = (q.argmax(1) == labels).astype(np.float64)
-    try:
-        from netcal.metrics import ECE
-    except ImportError:
-        print("netcal is not installed: pip install --no-deps netcal", file=sys.stderr)
-    else:
-        ece = ECE(bins=15, equal_intervals=False)
-        yield (
-            "equal-mass ECE of probabilities",
-            "netcal",
-            lambda: equal_mass_ece(q, labels, target="hard"),
-            lambda: ece.measure(q, labels),
-        )
-        yield (
-            "equal-mass ECE of confidences",
-            "netcal",
-            lambda: Confidences(confidence).equal_mass_ece(right),
-            lambda: ece.measure(confidence, right.astype(int)),
-        )
-    try:
-        import relplot
-    except ImportError:
-        print("relplot is not installed: pip install --no-deps relplot", file=sys.stderr)
-    else:
-        yield (
-            "smooth ECE of confidences",
-            "relplot",
-            lambda: Confidences(confidence).smooth_ece(right),
-            lambda: relplot.smECE(confidence, right),
-        )
+def isotonic_parts(q: np.ndarray, p: np.ndarray) -> dict[str, float]:
+    """The Brier score's parts, class by class."""
+    score = best = constant = 0.0
+    for own, people in zip(q.T, p.T, strict=True):
+        recalibrated = IsotonicRegression(out_of_bounds="clip").fit_transform(own, people)
+        score += mean_squared_error(people, own)
+        best += mean_squared_error(people, recalibrated)
+        constant += float(np.var(people))
+    return {
+        "brier_miscalibration": score - best,
+        "brier_discrimination": constant - best,
+        "brier_uncertainty": constant,
+    }
 
 
-if __name__ == "__main__":
-    main()
+def single_scores(
+    q: np.ndarray, votes: np.ndarray, labels: np.ndarray
+) -> Iterator[tuple[str, str, Callable, Callable]]:
+    """(score, the peer's package, our call, its call)."""
+    ece, relplot = peer("netcal.metrics").ECE(bins=15, equal_intervals=False), peer("relplot")
+    confidence, right = q.max(1), (q.argmax(1) == labels).astype(np.float64)
+    p = votes / votes.sum(1, keepdims=True)
+    yield (
+        "equal-mass ECE of probabilities",
+        "netcal",
+        lambda: equal_mass_ece(q, labels, target="hard"),
+        lambda: ece.measure(q, labels),
+    )
+    yield (
+        "smooth ECE of confidences",
+        "relplot",
+        lambda: Confidences(confidence).smooth_ece(right),
+        lambda: relplot.smECE(confidence, right),
+    )
+    yield (
+        "Brier decomposition, its miscalibration",
+        "scikit-learn",
+        lambda: brier_decomposition(q, votes)["miscalibration"],
+        lambda: isotonic_parts(q, p)["brier_miscalibration"],
+    )
