@@ -189,6 +189,9 @@ class ModelConfig:
     model: str = field(default="resnet18", metadata={"help": "resnet18, resnet34, or a Hub id or path."})
     width: float = field(default=1.0, metadata={"help": "Channel multiplier of our ResNets (1 = 64 channels)."})
     image_size: int | None = field(default=None, metadata={"help": "Resize images; default: as they are."})
+    channels_last: bool = field(
+        default=False, metadata={"help": "Lay out convolutions as (N, H, W, C): faster on CPUs and with bf16 on GPUs."}
+    )
     model_revision: str | None = field(default=None, metadata={"help": "Revision of a Hub model."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a Hub model."})
     scaling: Literal["temperature", "vector"] = field(
