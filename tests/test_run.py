@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from scipy.special import entr
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_softlabel import Scaling, VoteCoverage, VotesError, fit_vector_scaling
@@ -80,6 +81,14 @@ def test_a_run_directory_holds_what_a_report_needs(run):
     assert metrics["soft_nll"] == pytest.approx(min(line["soft_nll"] for line in history))
     train_votes = np.array(load_splits(*recipe_of(TEXT, "--train_size", 64)).train["votes"][:])
     assert metrics["train_mean"] == pytest.approx((train_votes / train_votes.sum(1, keepdims=True)).mean(0))
+    assert metrics["train_entropy"] == pytest.approx(
+        entr(train_votes / train_votes.sum(1, keepdims=True)).sum(1).mean()
+    )
+    # As the checkpoints have it, each of its own epoch.
+    states = [json.loads((path / "trainer_state.json").read_text()) for path in run.glob("checkpoint-*")]
+    logged = max((state["log_history"] for state in states), key=len)
+    losses = [entry["loss"] for entry in logged if "loss" in entry]
+    assert len(set(losses)) > 1 and [line["train_loss"] for line in history] == losses
     assert metrics["references"].keys() == {"floor", "uniform", "train_mean", "human"}
     for reference in metrics["references"].values():
         assert reference.keys() == scores
