@@ -144,11 +144,12 @@ def longest_input(model: nn.Module | None, tokenizer: Any) -> int | None:
 
 def scores_choices(model: nn.Module) -> bool:
     """Whether a model, under a PEFT wrapper or not, scores several choices of one example with one output each."""
-    base = model.get_base_model() if isinstance(model, _peft_types()) else model
+    base = model.get_base_model() if isinstance(model, peft_types()) else model
     return type(base).__name__.endswith("ForMultipleChoice")
 
 
-def _peft_types() -> tuple[type, ...]:
+def peft_types() -> tuple[type, ...]:
+    """What `isinstance` takes for a PEFT wrapper; nothing is one where PEFT is not installed."""
     if not is_peft_available():
         return ()
     from peft import PeftModel

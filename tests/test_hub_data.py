@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict, Features, Value
 from hub_calls import TOKEN, assert_refused_token_is_not_shown, command, contents, run_code
 from huggingface_hub import DatasetCard, HfApi
 from loopback.hub_writer import Hub, Repository, metadata_flaws
@@ -21,6 +21,7 @@ from PIL import Image as Picture
 from hf_softlabel import class_names, load_votes
 from hf_softlabel.cli import main
 from hf_softlabel.data.errors import VotesError
+from hf_softlabel.data.votes import votes_features
 from hf_softlabel.hub.data import build_data, push_data
 from hf_softlabel.score import VotesSource
 
@@ -129,6 +130,20 @@ def test_splits_and_images_that_lie_in_files_of_this_machine(here, tmp_path):
     push_data(folder, "someone/pictures", token=TOKEN)
     check_nothing_private(here.files("someone/pictures", "datasets"), "secret_place", str(tmp_path))
     check_read_back(here, tmp_path / "home", "someone/pictures", load_votes(str(pictures)))
+
+
+def test_sparse_votes_on_many_classes_are_read_back_as_they_were(here, tmp_path):
+    names = [f"word {i}" for i in range(300)]
+    votes = [{"labels": [i, i + 7], "counts": [1 + i % 3, 2]} for i in range(30)]
+    columns = {"text": ["?"] * 30, "votes": votes, "example_id": range(30), "label": [None] * 30}
+    kept = Features({"text": Value("string"), **votes_features(names, sparse=True)})
+    Dataset.from_dict(columns, features=kept).save_to_disk(tmp_path / "saved")
+    push_data(build_data(VotesSource(str(tmp_path / "saved")), tmp_path / "built"), "someone/sparse", token=TOKEN)
+    card = here.files("someone/sparse", "datasets")["README.md"].decode()
+    assert "| `votes` | `labels`, the classes that have votes, and `counts`, how many |" in card
+    # Twenty of them, the most frequent.
+    assert card.count("\n| word ") == 20 and "\n| and 280 more | | |\n" in card
+    check_read_back(here, tmp_path / "home", "someone/sparse", load_votes(str(tmp_path / "saved")))
 
 
 @pytest.mark.sources

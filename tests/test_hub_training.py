@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hub_calls import TOKEN
-from huggingface_hub import HfApi, snapshot_download
+from hub_calls import TOKEN, run_code
+from huggingface_hub import HfApi, ModelCard, snapshot_download
 from loopback.hub_writer import environment, metadata_flaws
 from trainers import config, expected_digest, text_trainer
+from transformers import BertConfig
 
-from hf_softlabel import VotesTrainer
+from hf_softlabel import VotesTrainer, load_model
 from hf_softlabel.cli import main
 from hf_softlabel.data.errors import VotesError
+from hf_softlabel.data.synthetic import TONES
 
 ROOT = Path(__file__).parents[1]
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -215,6 +217,77 @@ def test_a_model_of_pairs_whose_columns_were_found_says_so_in_its_card(here, tmp
     trainer.train()
     trainer.push_to_hub()
     assert usage in here.files("someone/own")["README.md"].decode()
+
+
+ADAPTER_CLIENT = """
+import json, re, sys
+import torch
+from huggingface_hub import hf_hub_download
+
+code = re.search(r"```python\\n(.*?)```", open(hf_hub_download(sys.argv[1], "README.md")).read(), re.S)[1]
+assert len([line for line in code.splitlines() if line]) <= 5
+names = {}
+exec(code, names)
+with torch.no_grad():
+    print(json.dumps(names["model"](**names["inputs"]).logits.tolist()))
+"""
+
+
+def lora(base, tokenizer, data, folder, **options) -> VotesTrainer:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+    return VotesTrainer(
+        model=model,
+        args=config(folder, hub_token=TOKEN, learning_rate=1e-2, **options),
+        train_dataset=data["train"],
+        eval_dataset=data["eval"],
+        processing_class=tokenizer,
+    )
+
+
+def test_an_adapter_is_pushed_without_its_base_and_loads_in_a_new_process(here, tmp_path, texts, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    base, tokenizer = load_model("synthetic-bert", TONES, task="text")
+    # A base as others have them: with a head for other classes.
+    base = type(base)(BertConfig(**{**base.config.to_dict(), "id2label": {0: "no", 1: "yes"}, "label2id": None}))
+    for part in (base, tokenizer):
+        part.push_to_hub("someone/base", token=TOKEN, private=True)
+    model, tokenizer = load_model("someone/base", TONES, task="text")
+    options = {"hub_model_id": "someone/adapter", "push_to_hub": True}
+    options |= {"hub_strategy": "checkpoint", "save_strategy": "epoch"}
+    trainer = lora(model, tokenizer, texts, tmp_path, **options)
+    trainer.train()
+    trainer.push_to_hub()
+    files = here.files("someone/adapter")
+    adapter = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {name for name in files if "/" not in name} == adapter | CARD
+    assert "last-checkpoint/adapter_model.safetensors" in files and "last-checkpoint/README.md" not in files
+    for name, data in files.items():
+        assert TOKEN.encode() not in data and str(tmp_path).encode() not in data, name
+    card = files["README.md"].decode()
+    assert metadata_flaws(card) == []
+    known = ModelCard(card).data
+    assert (known.library_name, known.base_model, known.base_model_relation) == ("peft", "someone/base", "adapter")
+    assert "It is an adapter (LORA) of [someone/base]" in card
+    done = run_code(here, tmp_path / "home", ADAPTER_CLIENT, "someone/adapter")
+    trainer.model.eval()
+    with torch.no_grad():
+        expected = trainer.model(**tokenizer("Any text.", return_tensors="pt")).logits.tolist()
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+def test_an_adapter_whose_base_is_not_on_the_hub_is_refused_before_the_training(here, tmp_path, texts):
+    base, tokenizer = load_model("synthetic-bert", TONES, task="text")
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    local, _ = load_model(tmp_path / "base", TONES, task="text")
+    for model in (base, local):
+        with pytest.raises(
+            VotesError, match=r"is pushed without its base model, and .* is not on the Hub: push the base first"
+        ):
+            lora(model, tokenizer, texts, tmp_path, hub_model_id="someone/adapter", push_to_hub=True)
+    assert not here.repositories
 
 
 OWN_TRAINER = """

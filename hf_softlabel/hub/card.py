@@ -16,14 +16,9 @@ from ..metrics.summary import NAMES, TITLES
 from ..scaling import SCALING_NAME, Scaling
 from ..score import Score, Scored, score_predictions
 from .data_facts import KNOWN, OUR_MODELS, DataFacts, data_facts
+from .usage import PIPELINES, usage
 
 RELIABILITY_NAME = "reliability.png"
-PIPELINES = {
-    "text": "text-classification",
-    "pair": "text-classification",
-    "choice": "multiple-choice",
-    "image": "image-classification",
-}
 DELIVERED = {
     "soft": "the whole vote distribution of an example is the target of the cross-entropy",
     "sls": "one label per example is drawn from its votes, anew each epoch",
@@ -58,6 +53,7 @@ class ModelFacts:
         names: the classes, in the order of the logits.
         scaling, sets: if there was a calibration split.
         code: the model's code comes with it.
+        adapter: PEFT's kind of it, such as LORA, if only an adapter is pushed.
     """
 
     repo_id: str
@@ -70,6 +66,7 @@ class ModelFacts:
     scaling: Scaling | None
     sets: VoteCoverage | None
     code: bool
+    adapter: str | None = None
 
 
 def model_card(run: Path, repo_id: str) -> str:
@@ -112,7 +109,7 @@ def write_card(facts: ModelFacts) -> str:
     parts = [
         f"# {facts.repo_id.split('/')[-1]}",
         _introduction(facts),
-        f"## Use\n\n{_usage(facts)}",
+        f"## Use\n\n{usage(facts, _base(facts))}",
         f"## Votes\n\n{_votes(facts)}",
         f"## Scores\n\n{_scores(facts)}",
         f"## Limits\n\n{_limits(facts)}",
@@ -140,9 +137,10 @@ def metadata(facts: ModelFacts) -> ModelCardData:
     ]
     code = ["custom_code"] if facts.code else []
     return ModelCardData(
-        library_name="transformers",
+        library_name="peft" if facts.adapter else "transformers",
         pipeline_tag=PIPELINES[facts.task],
         base_model=_base(facts),
+        base_model_relation="adapter" if facts.adapter else None,
         datasets=list(facts.data.hub_ids) or None,
         tags=["hf_softlabel", "annotator-votes", "soft-labels", config["delivery"], *code],
         model_name=facts.repo_id.split("/")[-1],
@@ -164,7 +162,9 @@ def _base(facts: ModelFacts) -> str | None:
 
 def _introduction(facts: ModelFacts) -> str:
     config, base = facts.config, _base(facts)
-    if base:
+    if facts.adapter:
+        origin = f"an adapter ({facts.adapter}) of [{base}](https://huggingface.co/{base})"
+    elif base:
         origin = f"fine-tuned from [{base}](https://huggingface.co/{base})"
     elif config["model"] in OUR_MODELS or config.get("from_scratch"):
         origin = f"{Path(config['model']).name}, trained from random weights"
@@ -182,66 +182,6 @@ def _introduction(facts: ModelFacts) -> str:
 def _data_name(facts: ModelFacts) -> str:
     subset = facts.config.get("subset")
     return f"{facts.data.title} ({subset})" if subset else facts.data.title
-
-
-def _usage(facts: ModelFacts) -> str:
-    repo = facts.repo_id
-    if facts.task == "choice":
-        lines = [
-            "from transformers import AutoModelForMultipleChoice, AutoTokenizer",
-            "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
-            f'model = AutoModelForMultipleChoice.from_pretrained("{repo}")',
-            'inputs = tokenizer(["What was first."] * 2, ["One choice.", "The other."], padding=True, '
-            'return_tensors="pt")',
-            "print(model(**{key: value[None] for key, value in inputs.items()}).logits.softmax(-1))",
-        ]
-        return _python(lines)
-    example = {
-        "text": '"Any text."',
-        "pair": '{"text": "A premise.", "text_pair": "A hypothesis."}',
-        "image": '"photo.png"',
-    }[facts.task]
-    trust = ", trust_remote_code=True" if facts.code else ""
-    lines = [
-        "from transformers import pipeline",
-        "",
-        f'classify = pipeline("{PIPELINES[facts.task]}", model="{repo}", top_k=None{trust})',
-        f"print(classify({example}))",
-    ]
-    text = _python(lines)
-    if facts.code:
-        text += (
-            "\n\n`trust_remote_code=True` runs the model's code, `resnet.py`, and needs timm; with hf_softlabel "
-            "installed, `import hf_softlabel.models` does without it."
-        )
-    if facts.scaling is not None:
-        text += f"\n\n{_calibrated_usage(facts)}"
-    return text
-
-
-def _calibrated_usage(facts: ModelFacts) -> str:
-    kind = "a temperature" if facts.scaling.bias is None else "a scale and a bias for each class"
-    inputs = {
-        "text": 'classify.tokenizer("Any text.", return_tensors="pt")',
-        "pair": 'classify.tokenizer("A premise.", "A hypothesis.", return_tensors="pt")',
-        "image": 'classify.image_processor(Image.open("photo.png").convert("RGB"), return_tensors="pt")',
-    }[facts.task]
-    lines = ["from PIL import Image"] if facts.task == "image" else []
-    lines += [
-        "from hf_softlabel.scaling import Scaling",
-        "",
-        f"logits = classify.model(**{inputs}).logits",
-        f'print(Scaling.load("{facts.repo_id}")(logits).softmax(-1))',
-    ]
-    return (
-        f"These are the probabilities before calibration. `{SCALING_NAME}` has {kind}, fitted to the votes of "
-        f"{facts.scaling.examples:,} further examples:\n\n{_python(lines)}"
-    )
-
-
-def _python(lines: list[str]) -> str:
-    return "\n".join(["```python", *lines, "```"])
 
 
 def _votes(facts: ModelFacts) -> str:

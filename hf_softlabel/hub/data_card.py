@@ -109,6 +109,8 @@ def _votes(found: Description) -> str:
     lines += ["", "| class | share of the votes | examples in which it alone has the most |", "|---|---|---|"]
     for i in shown_classes(found):
         lines.append(f"| {_cell(found.names[i])} | {found.shares[i]:.1%} | {found.majorities[i]:,} |")
+    if len(found.names) > CLASSES_SHOWN:
+        lines.append(f"| and {len(found.names) - CLASSES_SHOWN} more | | |")
     return "\n".join(lines)
 
 

@@ -21,13 +21,15 @@ from huggingface_hub.utils import validate_repo_id
 from ..checkpoint import MANIFEST_NAME, read_manifest
 from ..data.errors import VotesError
 
+CARD_NAME = "README.md"
 # A pickle with every argument of the training; what a checkpoint has for the next process that goes on from it.
 NOT_PUBLISHED = (
     *("training_args.bin", "trainer_state.json", MANIFEST_NAME, "ledger.npz", "*.part", "hub.json"),
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
+    # PEFT's own, which knows the base model's path; ours takes its place.
+    CARD_NAME,
 )
 METRICS_NAME = "metrics.json"
-CARD_NAME = "README.md"
 
 
 def push_run(

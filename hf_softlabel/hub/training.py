@@ -20,6 +20,8 @@ from transformers.utils import PushInProgress
 
 from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
+from ..preparation import peft_types
+from .data_facts import hub_id
 from .push import CARD_NAME, checkpoint_files, hub_errors, model_files, open_repository, trouble
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class HubPushes(Trainer):
     push_in_progress: PushInProgress | None = None
 
     def init_hf_repo(self, token: str | None = None) -> None:
+        self._refuse_unloadable()
         if not self.is_world_process_zero():
             return
         args = self.args
@@ -54,6 +57,19 @@ class HubPushes(Trainer):
         mark.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(mark, json.dumps({"repository": address.repo_id}))
         self.hub_model_id, self.push_in_progress = address.repo_id, None
+
+    def _refuse_unloadable(self) -> None:
+        """Refuse what others could not load from the Hub."""
+        model = self.accelerator.unwrap_model(self.model)
+        if isinstance(model, peft_types()):
+            base = model.active_peft_config.base_model_name_or_path
+            if hub_id(base) is None:
+                raise VotesError(
+                    f"An adapter is pushed without its base model, and {base or 'this one'} is not on the Hub: push "
+                    "the base first and load it from there, or push model.merge_and_unload()."
+                )
+        elif not isinstance(model, PreTrainedModel):
+            raise VotesError("push_to_hub is for models of transformers: others could not load this one.")
 
     def _push_begins(self) -> None:
         if self.args.trackio_static_space_id is None:
@@ -103,8 +119,7 @@ class HubPushes(Trainer):
         `push_to_hub: true` and `hf-softlabel push` say more, since they know the data.
         """
         token = token or self.args.hub_token
-        if not isinstance(self.accelerator.unwrap_model(self.model), PreTrainedModel):
-            raise VotesError("push_to_hub is for models of transformers: others could not load this one.")
+        self._refuse_unloadable()
         self._push_begins()
         if self.hub_model_id is None:
             self.init_hf_repo(token)
@@ -135,16 +150,18 @@ class HubPushes(Trainer):
         from ..predictions import Predictions
         from ..score import Examples, score_files
         from .card import RELIABILITY_NAME, ModelFacts, task_of, write_card
-        from .data_facts import data_facts, hub_id
+        from .data_facts import data_facts
 
         model, args = self.accelerator.unwrap_model(self.model), self.args
+        adapter = model.active_peft_config.peft_type.value if isinstance(model, peft_types()) else None
+        architecture = type(model.get_base_model() if adapter else model).__name__
         names = [name for _, name in sorted(model.config.id2label.items())]
         origin = model.config.name_or_path
         config = {
             **args.to_dict(),
             "delivery": self.delivery.name,
             "dataset": "table",
-            "model": origin or type(model).__name__,
+            "model": origin or architecture,
             "from_scratch": not origin,
         }
         scored, picture = None, {}
@@ -169,10 +186,11 @@ class HubPushes(Trainer):
             },
             scored=scored,
             names=names,
-            task=task_of(type(model).__name__, self.text_columns),
+            task=task_of(architecture, self.text_columns),
             data=data_facts("table"),
             scaling=None,
             sets=None,
-            code="auto_map" in model.config.to_dict(),
+            code=adapter is None and "auto_map" in model.config.to_dict(),
+            adapter=adapter,
         )
         return {**picture, CARD_NAME: write_card(facts).encode()}

@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.hf_api
 import uvicorn
 import yaml
 from starlette.applications import Starlette
@@ -136,6 +137,8 @@ class Hub:
         }
         for name, value in settings.items():
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        # Behind the functions of the module itself, such as file_exists.
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", self.url)
         monkeypatch.delenv("HF_TOKEN", raising=False)
 
     def _user(self, request: Request) -> str | None:
