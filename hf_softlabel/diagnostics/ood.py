@@ -28,6 +28,8 @@ from .outputs import Inputs, check_repeatable, collect_outputs, evaluating, logi
 DETECTORS = ("energy", "msp", "odin", "entropy", "margin", "knn")
 # Distances of so many pairs are in memory at once.
 PAIRS = 2**22
+# So many before and after the k-th neighbour are measured exactly: float32 may swap those that are nearly as near.
+SPARE = 8
 
 
 @dataclass(frozen=True)
@@ -70,21 +72,28 @@ def margin(logits: Tensor) -> Tensor:
 def knn(features: Tensor, train_features: Tensor, neighbours: int = 50) -> Tensor:
     """Features (N, D) and those of the training set (M, D) -> (N,): the distance to the k-th nearest of these.
 
-    In blocks of rows and of columns: the (N, M) distances are never in memory.
+    In blocks of rows and of columns: the (N, M) distances are never in memory. float32 ranks the neighbours, and those
+    about the k-th are measured in float64.
     """
     if not 0 < neighbours <= len(train_features):
         raise VotesError(f"{neighbours} neighbours among {len(train_features)} training examples: choose fewer.")
-    x, bank = (nn.functional.normalize(f.double(), dim=-1) for f in (features, train_features))
-    columns = min(len(bank), max(neighbours, PAIRS // 256))
-    rows = max(1, PAIRS // columns)
+    x, bank = (nn.functional.normalize(f.float(), dim=-1) for f in (features, train_features))
+    surely, candidates = max(0, neighbours - SPARE), min(len(bank), neighbours + SPARE)
+    columns = min(len(bank), max(candidates, PAIRS // 256))
     result = []
-    for part in x.split(rows):
-        # The k largest cosines so far; each block of the bank may replace some.
-        best = torch.full((len(part), neighbours), -torch.inf, dtype=x.dtype, device=x.device)
-        for block in bank.split(columns):
-            best = torch.cat([best, part @ block.T], -1).topk(neighbours, -1).values
-        result.append((2 - 2 * best[:, -1]).clamp(min=0).sqrt())
-    return torch.cat(result) if result else torch.empty(0, dtype=x.dtype)
+    for part, own in zip(*(f.split(max(1, PAIRS // columns)) for f in (x, features)), strict=True):
+        # The largest cosines so far and whose they are; each block of the bank may replace some.
+        best = torch.full((len(part), candidates), -torch.inf, device=x.device)
+        places = torch.zeros(best.shape, dtype=torch.int64, device=x.device)
+        for start in range(0, len(bank), columns):
+            block = bank[start : start + columns]
+            cosines, at = (part @ block.T).topk(min(candidates, len(block)), -1)
+            best, chosen = torch.cat([best, cosines], -1).topk(candidates, -1)
+            places = torch.cat([places, at + start], -1).gather(-1, chosen)
+        near = train_features[places[:, surely:]]
+        own, near = (nn.functional.normalize(f.double(), dim=-1) for f in (own[:, None], near))
+        result.append((near - own).norm(dim=-1).kthvalue(neighbours - surely, -1).values)
+    return torch.cat(result) if result else torch.empty(0, dtype=torch.float64)
 
 
 def odin(model: nn.Module, inputs: Inputs, temperature: float = 1000.0, epsilon: float = 0.0014) -> Tensor:
