@@ -72,8 +72,7 @@ def check_rows(votes: np.ndarray, split: str, tolerance: float = FLOAT32_TOLERAN
                 "note",
                 f"{len(rows)} of {len(votes)} rows ({len(rows) / len(votes):.1%}) have no single majority.",
                 f"{split} split, rows {some(rows)}",
-                "nothing for soft, sls and multipass; `majority` draws among the tied classes, where argmax would "
-                "always take the first",
+                "nothing: only `majority` has to choose, and it draws among the tied classes",
             )
         )
     return found

@@ -88,8 +88,7 @@ def _check_failure(trainer: Trainer, batches: Sequence[Mapping[str, Any]], error
         Finding(
             "integer_labels",
             "wrong",
-            f"The head takes whole numbers for class numbers, one for each example, but `labels` has {classes}: a "
-            f"{message}",
+            f"The head takes whole numbers for class numbers, one a row, but `labels` has {classes}: a {message}",
             "first batch, `labels`",
             "for several yes/no questions, store them as floats and set problem_type='multi_label_classification'"
             if several
@@ -225,7 +224,7 @@ def _check_loss(
                 Finding(
                     "bce_head",
                     "wrong",
-                    f"The head takes the soft targets for {classes} yes/no questions: its loss is the binary "
+                    f"The head takes the targets for {classes} yes/no questions: its loss is the binary "
                     f"cross-entropy ({ours}).{new}",
                     f"first batch, `{key}`; model.config.problem_type",
                     f"{OURS} take the targets out of the inputs in compute_loss and use F.cross_entropy(logits, p)",
