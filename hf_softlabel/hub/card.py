@@ -22,7 +22,7 @@ RELIABILITY_NAME = "reliability.png"
 DELIVERED = {
     "soft": "the whole vote distribution of an example is the target of the cross-entropy",
     "sls": "one label per example is drawn from its votes, anew each epoch",
-    "multipass": "one real vote per example and epoch, in a shuffled cycle through all of them",
+    "multipass": "one vote of each example per epoch, in a shuffled cycle through all of them",
     "deterministic_control": "multipass in another order of the same votes",
     "shuffled_sls": "labels are drawn from the votes of another example",
     "majority": "only the most frequent label of each example; ties are broken at random",
