@@ -43,6 +43,16 @@ def test_an_epoch_that_workers_do_not_see(tmp_path, tokens, how, workers, persis
     assert dataset.epoch == 0
 
 
+def test_a_note_does_not_end_the_search(tmp_path, tokens):
+    class Dated(Resampling):
+        def __getitem__(self, i: int) -> dict:
+            return {**super().__getitem__(i), "date": [2026, 1, 2 + i]}
+
+    options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    found = examine_trainer(stock(tmp_path, Dated(tokens["train"], "epoch"), **options))
+    assert [f"{f.severity} {f.name}" for f in found] == ["wrong epoch_not_seen", "note votes_dropped"]
+
+
 def test_a_transform_whose_epoch_a_callback_sets(tmp_path, tokens):
     now = {"epoch": 0}
 
