@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset, Features, List, Value
+import datasets.config
+from datasets import Dataset, Features, List, Value, is_caching_enabled
 from datasets import IterableDataset as StreamingDataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .errors import VotesError, some
 
@@ -56,6 +61,9 @@ def tokenize_votes(
 ) -> Dataset | StreamingDataset:
     """The data set with the tokenizer's columns and `votes`, `example_id` and `label`, and nothing else.
 
+    It is kept in the cache of `datasets` (unless that is switched off) and read from there when the same rows are to
+    be tokenised again, by this process or another.
+
     Args:
         dataset: rows by the votes contract, in memory or streaming, with `premise` and `hypothesis`; `text` and
             perhaps `text_pair`; or `obs1`, `obs2`, `hyp1` and `hyp2`, of which choice i becomes the pair
@@ -95,7 +103,35 @@ def tokenize_votes(
     features = Features({**kept, **{name: _feature(name, task) for name in produced}})
     # A stream forgets its features in `map` unless it is told them, and with them the classes' names.
     removed = [name for name in dataset.column_names if name not in _KEPT]
-    return dataset.map(encode, batched=True, remove_columns=removed, features=features)
+    cached = {}
+    if isinstance(dataset, Dataset) and isinstance(tokenizer, PreTrainedTokenizerFast) and (folder := _cache_folder()):
+        key = _key(dataset.select_columns([*columns, *kept]), tokenizer, [task, columns, produced, options])
+        cached = {"cache_file_name": str(folder / f"{key}.arrow"), "new_fingerprint": key}
+    return dataset.map(encode, batched=True, remove_columns=removed, features=features, **cached)
+
+
+def _cache_folder() -> Path | None:
+    """None where nothing can be kept."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_softlabel" / "tokens"
+    if not is_caching_enabled():
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerFast, settings: list[Any]) -> str:
+    """A digest of everything that the result depends on.
+
+    `map` would find its own, but caches only data sets that were read from a file, not those made in memory.
+    """
+    digest = hashlib.sha256(json.dumps([settings, str(dataset.features)]).encode())
+    digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    for batch in dataset.with_format("arrow").iter(batch_size=10_000):
+        digest.update(json.dumps(batch.to_pydict()).encode())
+    return digest.hexdigest()[:32]
 
 
 def _feature(name: str, task: TextTask) -> List:

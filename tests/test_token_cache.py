@@ -1,0 +1,109 @@
+"""Tokens are kept in the cache of `datasets`, and found only by the very rows and tokenizer that they were made of."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets import Dataset
+
+from hf_softlabel.data.synthetic import load_synthetic, synthetic_tokenizer
+from hf_softlabel.data.text import tokenize_votes
+
+PROGRAM = """
+from hf_softlabel.data.synthetic import load_synthetic, synthetic_tokenizer
+from hf_softlabel.data.text import tokenize_votes
+print(tokenize_votes(load_synthetic("text", size=30), synthetic_tokenizer())["input_ids"][:])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    return tmp_path / "hf_softlabel" / "tokens"
+
+
+@pytest.fixture
+def no_caching():
+    datasets.disable_caching()
+    yield
+    datasets.enable_caching()
+
+
+def texts(size: int = 30) -> Dataset:
+    return load_synthetic("text", size=size)
+
+
+def test_another_process_reads_what_this_one_has_tokenised(folder, tmp_path):
+    tokenize_votes(texts(), synthetic_tokenizer())
+    (first,) = folder.iterdir()
+    # Other tokens in its place: whoever reads it, says so.
+    tokenize_votes(texts().select(range(29, -1, -1)), synthetic_tokenizer())
+    (other,) = set(folder.iterdir()) - {first}
+    backwards = Dataset.from_file(str(other))["input_ids"][:]
+    shutil.copy(other, first)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={"HF_DATASETS_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(backwards)
+
+
+def with_longer_word(dataset: Dataset) -> Dataset:
+    return dataset.map(
+        lambda row: {"text": row["text"].rsplit(" ", 1)[0] + " unheard"} if not row["example_id"] else {}
+    )
+
+
+def with_other_votes(dataset: Dataset) -> Dataset:
+    return dataset.map(lambda row: {"votes": row["votes"][::-1]})
+
+
+def with_other_ids(dataset: Dataset) -> Dataset:
+    return dataset.map(lambda row: {"example_id": row["example_id"] + 1})
+
+
+@pytest.mark.parametrize("change", [with_longer_word, with_other_votes, with_other_ids])
+def test_other_rows_are_tokenised_themselves(folder, change):
+    tokenizer = synthetic_tokenizer()
+    before = tokenize_votes(texts(), tokenizer)
+    after = tokenize_votes(change(texts()), tokenizer)
+    assert len(list(folder.iterdir())) == 2
+    assert after[:] != before[:]
+    for name in ("votes", "example_id", "label"):
+        assert after[name][:] == change(texts())[name][:]
+    assert after[0]["input_ids"] == tokenizer(change(texts())[0]["text"])["input_ids"]
+
+
+def test_another_length_and_another_tokenizer_have_their_own_tokens(folder):
+    tokenizer, larger = synthetic_tokenizer(), synthetic_tokenizer()
+    word = texts()[0]["text"].split()[0]
+    larger.add_tokens([word[:2]])
+    for options, by in (({}, tokenizer), ({"max_length": 5}, tokenizer), ({}, larger)):
+        row = tokenize_votes(texts(), by, **options)[0]
+        expected = by(texts()[0]["text"], truncation=True, **options)["input_ids"]
+        assert row["input_ids"] == expected
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_features_survive_the_cache(folder):
+    made, read = (tokenize_votes(texts(), synthetic_tokenizer()) for _ in range(2))
+    assert made.features == read.features and made[:] == read[:]
+    assert read.features["label"].names == texts().features["label"].names
+
+
+def test_nothing_is_kept_where_caching_is_off(folder, no_caching):
+    assert len(tokenize_votes(texts(), synthetic_tokenizer())) == 30
+    assert not folder.exists()
+
+
+def test_texts_are_tokenised_where_nothing_can_be_kept(folder, tmp_path):
+    (tmp_path / "hf_softlabel").write_text("a file in the folder's place")
+    assert len(tokenize_votes(texts(), synthetic_tokenizer())) == 30
