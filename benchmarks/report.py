@@ -1,66 +1,66 @@
-"""`hf-softlabel report` on 200 run directories: 2,000 held-out and training examples of 10 classes in each.
-
-    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/report.py
+"""`hf-softlabel report` on 200 run directories of 2,000 held-out examples each, beside reading their files.
 
 The directories are those of the tests, with made-up numbers: four deliveries at four K with five seeds, eight
-deliveries at full votes with ten, and four at another number of epochs with ten. Prints and writes the seconds.
+deliveries at full votes with ten, and four at another number of epochs with ten. There is no peer; what is reported is
+how the time compares with reading all metrics and predictions once.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
+import json
 import sys
-import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tqdm.auto import tqdm
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from run_directories import write_run
+import pyarrow.parquet as pq
 
 from hf_softlabel.experiments.report import build_report, write_report
 
-RESULTS = Path(__file__).parent / "results" / "report.csv"
+from .measure import Row, alternate
+
 FAMILY = ("soft", "sls", "multipass", "deterministic_control")
 EVERY = (*FAMILY, "majority", "label_smoothing", "mixup", "shuffled_sls")
+EXAMPLES = 2000
 
 
-def make_runs(root: Path, examples: int) -> int:
-    cells = [(d, seed, {"votes_per_example": k}) for d in FAMILY for k in (5, 10, 25, 50) for seed in range(5)]
-    cells += [(d, seed, {}) for d in EVERY for seed in range(10)]
-    cells += [(d, seed, {"num_train_epochs": 40.0}) for d in FAMILY for seed in range(10)]
+def rows(scale: float) -> Iterator[Row]:
+    with TemporaryDirectory() as folder:
+        runs, report = Path(folder) / "runs", Path(folder) / "report"
+        examples = max(50, int(EXAMPLES * scale))
+        number = make_runs(runs, examples, scale)
+        times = alternate(lambda: make_report(runs, report), lambda: read_runs(runs), rounds=1)
+        page = (report / "report.html").stat().st_size
+    row = times.row(
+        "hf-softlabel report",
+        "reading the metrics and predictions of all runs once",
+        "times as long",
+        sizes={"runs": number, "examples each": examples, "bytes of the page": page},
+    )
+    row.sizes["seconds per run"] = round(row.seconds["ours"] / number, 3)
+    yield row
+
+
+def make_runs(root: Path, examples: int, scale: float) -> int:
+    """Write the run directories; with a smaller scale those of fewer seeds."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from run_directories import write_run
+
+    five, ten = (range(max(2, round(seeds * scale))) for seeds in (5, 10))
+    cells = [(d, seed, {"votes_per_example": k}) for d in FAMILY for k in (5, 10, 25, 50) for seed in five]
+    cells += [(d, seed, {}) for d in EVERY for seed in ten]
+    cells += [(d, seed, {"num_train_epochs": 40.0}) for d in FAMILY for seed in ten]
     names = tuple(f"class {k}" for k in range(10))
-    for i, (delivery, seed, options) in enumerate(tqdm(cells, "making runs")):
+    for i, (delivery, seed, options) in enumerate(cells):
         write_run(root / f"{i:03}", delivery, seed, examples=examples, classes=names, **options)
     return len(cells)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", type=int, default=2000, help="in each run (default: %(default)s)")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        runs = make_runs(Path(folder) / "runs", options.examples)
-        start = time.perf_counter()
-        report = build_report(Path(folder) / "runs")
-        built = time.perf_counter()
-        write_report(report, Path(folder) / "report")
-        end = time.perf_counter()
-        size = (Path(folder) / "report" / "report.html").stat().st_size
-    row = {"runs": runs, "examples": options.examples, "build_seconds": f"{built - start:.1f}"}
-    row |= {
-        "write_seconds": f"{end - built:.1f}",
-        "total_seconds": f"{end - start:.1f}",
-        "page_mb": f"{size / 1e6:.1f}",
-    }
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, row, lineterminator="\n")
-        writer.writeheader()
-        writer.writerow(row)
-    print(row)
+def make_report(runs: Path, folder: Path) -> None:
+    write_report(build_report(runs), folder)
 
 
-if __name__ == "__main__":
-    main()
+def read_runs(runs: Path) -> None:
+    for run in runs.iterdir():
+        json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+        pq.read_table(run / "predictions.parquet")
