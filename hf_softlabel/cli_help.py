@@ -53,6 +53,7 @@ DOCTOR_EXAMPLES = """For a recipe every key can be given as an option. For a `Tr
 examples:
   hf-softlabel doctor recipes/synthetic/sls.yaml
   hf-softlabel doctor recipes/chaosnli/soft.yaml --subset snli --gradient_accumulation_steps 4
+  hf-softlabel doctor recipes/synthetic/grid.yaml
   hf-softlabel doctor popquorn --subset offensiveness --json
   hf-softlabel doctor votes.csv --label_columns against unsure for
 """

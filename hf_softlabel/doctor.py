@@ -134,15 +134,21 @@ def _common(train: Any, held_out: Any, split: str, columns: Sequence[str]) -> li
     return found or check_common_inputs(input_digests(train, columns), input_digests(held_out, columns), split)
 
 
-def examine_splits(splits: Mapping[str, Any], text_columns: Sequence[str] | None = None) -> list[Finding]:
-    """The rows of all splits by the votes contract, and what the first has in common with the others."""
+def examine_splits(
+    splits: Mapping[str, Any], text_columns: Sequence[str] | None = None, same_items: Sequence[str] = ()
+) -> list[Finding]:
+    """The rows of all splits by the votes contract, and what the first has in common with the others.
+
+    Args:
+        same_items: splits that are meant to hold the first one's items, with the votes of other people.
+    """
     found = []
     first, *others = splits
     for split, dataset in splits.items():
         if not isinstance(dataset, StreamingDataset):
             found += check_rows(dense_votes(dataset), split)
     for split in others:
-        if not isinstance(splits[split], StreamingDataset):
+        if split not in same_items and not isinstance(splits[split], StreamingDataset):
             found += _common(splits[first], splits[split], split, raw_inputs(splits[first], text_columns))
     return found
 
@@ -245,7 +251,8 @@ def _examine_run(model_config: ModelConfig, data_config: DataConfig, training: S
         source = VotesSource(data_config.dataset, data_config.subset, data_config.sources, None, options)
         return _examine_table(source, error)
     named = {name: split for name, split in splits._asdict().items() if split is not None}
-    found = examine_splits(named, data_config.text_columns)
+    same_items = () if data_config.eval_annotators is None else ("eval",)
+    found = examine_splits(named, data_config.text_columns, same_items)
     if not isinstance(splits.train, StreamingDataset):
         found += check_counts(dense_votes(splits.train), training.delivery or "soft")
         # The first examples are as good as all for a batch or two, and need no minute of decoding.

@@ -32,6 +32,7 @@ def test_no_shipped_recipe_is_wrong(recipe, monkeypatch):
         ("chaosnli/soft.yaml", ["--model", "synthetic-bert", "--max_length", "32"]),
         ("chaosnli/multipass.yaml", ["--model", "synthetic-bert", "--max_length", "32", "--subset", "snli"]),
         ("popquorn/posterior_sls.yaml", ["--model", "synthetic-bert", "--max_length", "32"]),
+        ("popquorn/soft.yaml", ["--model", "synthetic-bert", "--max_length", "32", "--eval_annotators", "0.5"]),
         ("cifar10h/sls.yaml", ["--width", "0.125", "--gradient_accumulation_steps", "2"]),
     ],
 )

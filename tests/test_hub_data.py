@@ -152,6 +152,7 @@ def test_sparse_votes_on_many_classes_are_read_back_as_they_were(here, tmp_path)
     [
         pytest.param("cifar10h", None, "The votes are under CC BY-NC-SA 4.0. CIFAR-10's", marks=pytest.mark.slow),
         ("chaosnli", "alphanli", "The votes are under CC BY-NC 4.0. The texts are those of Abductive NLI"),
+        ("chaosnli", "snli+mnli", "SNLI's, under CC BY-SA 4.0. The texts are MultiNLI's"),
         ("popquorn", "offensiveness", "We know of no licence"),
     ],
 )

@@ -74,6 +74,12 @@ def plain(tmp_path_factory) -> ModelFacts:
         ({"votes_per_example": 1}, "| Trained on | 4,000 examples, with 1 vote each, drawn from all |"),
         ({"epochs": 1.0}, "| Training | 1 epoch, seed 0, 1 process |"),
         ({"epochs": 1.5}, "| Training | 1.5 epochs, seed 0, 1 process |"),
+        (
+            {"eval_annotators": 0.5},
+            "| Held out | the votes of other people on the same 40 examples, with 50 votes each |",
+        ),
+        ({"eval_annotators": 0.5}, "on examples that were trained on, with other people's votes, of the same source."),
+        ({"dataset": "chaosnli", "subset": "snli+mnli"}, "SNLI's, under CC BY-SA 4.0. The texts are MultiNLI's"),
         ({"delivery": "soft"}, "- Its probabilities were not calibrated after the training."),
         ({"load_best_model_at_end": True}, "The checkpoint was chosen by soft_nll on the same held-out examples"),
         ({"dataset": "chaosnli", "subset": "mnli"}, "The votes are under CC BY-NC 4.0. The texts are MultiNLI's"),

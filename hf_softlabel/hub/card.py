@@ -87,8 +87,8 @@ def run_facts(run: Path, repo_id: str) -> ModelFacts:
         metrics=metrics,
         scored=score_predictions([run], ordinal=bool(config.get("ordinal"))),
         names=names,
-        task=task_of(described["architectures"][0], metrics["text_columns"]),
-        data=data_facts(config["dataset"], config["subset"], metrics["dataset_hub_id"]),
+        task=task_of(described["architectures"][0], metrics.get("text_columns")),
+        data=data_facts(config["dataset"], config["subset"], metrics.get("dataset_hub_id")),
         scaling=Scaling.load(model) if (model / SCALING_NAME).exists() else None,
         sets=VoteCoverage.load(model) if (model / VOTE_COVERAGE_NAME).exists() else None,
         code="auto_map" in described,
@@ -157,7 +157,7 @@ def _data_type(facts: ModelFacts) -> str:
 
 def _base(facts: ModelFacts) -> str | None:
     """The Hub id that the weights are from. A folder has none that others could use."""
-    return None if facts.config.get("from_scratch") else facts.metrics["model_hub_id"]
+    return None if facts.config.get("from_scratch") else facts.metrics.get("model_hub_id")
 
 
 def _introduction(facts: ModelFacts) -> str:
@@ -199,16 +199,25 @@ def _votes(facts: ModelFacts) -> str:
         "Who voted": facts.data.voters,
         "Trained on": trained,
         "Delivery": f"**{delivery}**{settings}: {DELIVERED[delivery]}",
-        "Held out": "nothing" if facts.scored is None else _held_out(facts.scored),
+        "Held out": "nothing" if facts.scored is None else _held_out(facts.scored, _other_people(facts)),
         "Training": f"{epochs}, seed {metrics['seed']}, {processes}",
         "Label stream": f"`{metrics['ledger_digest']}` (two runs with one digest saw the same labels)",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
-def _held_out(scored: Scored) -> str:
+def _other_people(facts: ModelFacts) -> bool:
+    """The training examples themselves are scored, against votes that were held out with those who gave them."""
+    return facts.config.get("eval_annotators") is not None
+
+
+def _held_out(scored: Scored, other_people: bool) -> str:
     votes = scored.examples.votes.sum(-1)
-    text = f"{len(votes):,} examples"
+    text = (
+        f"the votes of other people on the same {len(votes):,} examples"
+        if other_people
+        else f"{len(votes):,} examples"
+    )
     # Distributions do not say how many people voted.
     if not (votes > 1.5).any():
         return text
@@ -278,9 +287,12 @@ def _limits(facts: ModelFacts) -> str:
         else "The votes are those of the people named above, on inputs like those of this data set. Other people may "
         "disagree about other things, and on other inputs the probabilities mean little.",
     ]
+    scored_on = (
+        "examples that were trained on, with other people's votes," if _other_people(facts) else "held-out examples"
+    )
     if facts.scored is not None:
         limits.append(
-            f"The scores are of one run (seed {facts.metrics['seed']}) on held-out examples of the same source. The "
+            f"The scores are of one run (seed {facts.metrics['seed']}) on {scored_on} of the same source. The "
             "intervals say how sure they are given this run; another seed gives another model."
         )
     if config.get("load_best_model_at_end"):

@@ -161,9 +161,10 @@ def _origin(name: str, subset: str | None, facts: DataFacts) -> str:
         case "chaosnli":
             from ..data.chaosnli import FILES
 
-            file, sha256 = FILES[subset]
+            files = [FILES[part] for part in subset.split("+")]
+            listed = " and ".join(f"{file} (sha256 `{sha256}`)" for file, sha256 in files)
             address = "https://github.com/easonnie/ChaosNLI"
-            return f"The file {file} (sha256 `{sha256}`) that the [authors]({address}) publish."
+            return f"The file{'s' * (len(files) > 1)} {listed} that the [authors]({address}) publish."
         case "popquorn":
             from ..data.popquorn import FILES
 

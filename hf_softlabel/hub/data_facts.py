@@ -144,7 +144,7 @@ def data_facts(dataset: str, subset: str | None = None, on_hub: str | None = Non
         on_hub: the id of a table that is on the Hub, which is all that is known of it.
     """
     if dataset == "chaosnli":
-        texts = _CHAOSNLI_TEXTS[subset]
+        texts = " ".join(_CHAOSNLI_TEXTS[part] for part in subset.split("+"))
         return replace(KNOWN[dataset], licence=f"{KNOWN[dataset].licence} {texts}")
     if dataset in KNOWN:
         return KNOWN[dataset]
