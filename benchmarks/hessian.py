@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -148,7 +149,9 @@ def _compare(
         (f"PyHessian with {needed:,} probes, for a standard error of 1%", needed, ">= 5"),
         ("PyHessian with its defaults, whatever its error", None, None),
     ):
-        times = alternate(own, run("theirs", lambda probes=probes: theirs(model, batches, probes)), rounds)
+        times = alternate(
+            own, run("theirs", lambda probes=probes: theirs(model, batches, probes)), rounds, time.process_time
+        )
         errors = {name: value.error(reference) for name, value in found.items()}
         checked = f"errors of lambda_max and trace, {by}: ours {errors['ours']}, PyHessian's {errors['theirs']}"
         yield times.row(

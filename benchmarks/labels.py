@@ -7,6 +7,7 @@ and cycled. Dense rows have a number for each class.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -99,12 +100,12 @@ def _multipass(n: int) -> Iterator[Row]:
         "checked": "over as many epochs as an example has votes, each vote is shown once",
     }
     what, unit = "multipass labels of the first epoch, from counts", "times as fast"
-    times = alternate(from_counts(votes), from_lists(votes), 3)
+    times = alternate(from_counts(votes), from_lists(votes), 3, time.process_time)
     yield times.row(what, "a shuffled list for each example", unit, ">= 50", **same)
-    times = alternate(from_counts(votes), from_lists(votes, generator_each=True), 3)
+    times = alternate(from_counts(votes), from_lists(votes, generator_each=True), 3, time.process_time)
     each = "the same lists, whatever the order of examples (a seeded generator for each)"
     yield times.row(what, each, unit, **same)
-    times = alternate(from_counts(votes), from_arrays(votes), 3)
+    times = alternate(from_counts(votes), from_arrays(votes), 3, time.process_time)
     yield times.row(what, "a shuffled numpy array for each example", unit, **same)
 
     ours, lists = peak_memory(_counts_work, n), peak_memory(_lists_work, n // 10) * 10
@@ -117,7 +118,7 @@ def _multipass(n: int) -> Iterator[Row]:
         sizes=sizes,
         checked="ours holds the labels (8 bytes each) and works on blocks of 65,536 examples",
     )
-    yield growth("multipass labels from counts, growth", _counts_work, n // 10)
+    yield growth("multipass labels from counts, growth", _counts_work, n // 10, clock=time.process_time)
 
 
 def sparse(n: int, classes: int) -> SparseVotes:
@@ -149,7 +150,7 @@ def _sparse(n: int) -> Iterator[Row]:
     sizes = {"examples": n, "classes": MANY_CLASSES, "votes each": SPARSE_VOTES, "dense rows at a time": block}
     checked = f"equal to the labels of dense counts, for {block:,} examples"
     for peer, draw in (("inverse CDF of dense rows", _inverse_cdf), ("torch.multinomial on dense rows", _multinomial)):
-        times = alternate(ours, lambda draw=draw: [draw(p) for _ in range(max(1, n // block))], 3)
+        times = alternate(ours, lambda draw=draw: [draw(p) for _ in range(max(1, n // block))], 3, time.process_time)
         # The rows are there already, in float32, half of what our own counts take: the peer only draws.
         yield times.row("SLS labels from sparse votes", peer, "times as fast", ">= 20", sizes=sizes, checked=checked)
 
@@ -168,4 +169,4 @@ def _sparse(n: int) -> Iterator[Row]:
         },
         checked="the same number of votes",
     )
-    yield growth("SLS labels from sparse votes, growth", from_sparse, n // 10)
+    yield growth("SLS labels from sparse votes, growth", from_sparse, n // 10, clock=time.process_time)

@@ -122,9 +122,16 @@ def alternate(
     return times
 
 
-def growth(name: str, work: Callable[[int], Callable[[], object]], n: int, rounds: int = 3, **rest: Any) -> Row:
+def growth(
+    name: str,
+    work: Callable[[int], Callable[[], object]],
+    n: int,
+    rounds: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+    **rest: Any,
+) -> Row:
     """The exponent e of a cost that grows as n ** e, from sizes n and 10 n. `work(n)` makes the inputs first."""
-    times = alternate(work(10 * n), work(n), rounds)
+    times = alternate(work(10 * n), work(n), rounds, clock)
     row = times.row(name, "the same at a tenth of the size", "times as long", sizes={"from": n, "to": 10 * n}, **rest)
     row.ratio, row.unit = math.log10(row.ratio), "exponent of the growth"
     row.spread = (math.log10(row.spread[0]), math.log10(row.spread[1]))

@@ -1,0 +1,180 @@
+"""The benchmarks' frame, and each benchmark at a small scale: what it writes, never how long it takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import measure, table
+from benchmarks.measure import Alternation, Row, alternate, growth, peak_memory
+
+ROOT = Path(__file__).parents[1]
+FIELDS = {"name", "peer", "ratio", "unit", "target", "spread", "sizes", "seconds", "checked", "met", "versions"}
+
+
+def benchmarks(*words: str | float | Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *map(str, words)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+# The frame.
+
+
+@pytest.mark.parametrize(
+    "target, ratio, met",
+    [
+        (">= 20", 20.0, True),
+        (">= 20", 19.99, False),
+        ("<= 1.02", 1.02, True),
+        ("<= 1.02", 1.03, False),
+        (None, 1, None),
+    ],
+)
+def test_a_row_knows_whether_it_meets_its_target(target, ratio, met):
+    row = Row("a", "b", ratio, "times as fast", target)
+    assert row.met is met
+    assert row.as_json()["met"] is met
+
+
+def test_a_target_of_another_form_is_an_error():
+    with pytest.raises(KeyError):
+        Row("a", "b", 1.0, "times as fast", "> 20").as_json()
+
+
+def test_rows_keep_the_versions_of_the_peers():
+    row = Row("a", "b", 1.0, "times as fast", packages=("scikit-learn",)).as_json()
+    assert set(row) == FIELDS
+    assert set(row["versions"]) == {"hf_softlabel", "torch", "transformers", "numpy", "scikit-learn"}
+
+
+def test_a_ratio_is_the_median_of_the_rounds_in_the_direction_of_its_unit():
+    times = Alternation(ours=[1.0, 2.0, 4.0], theirs=[3.0, 4.0, 40.0])
+    faster = times.row("a", "b", "times as fast", ">= 3")
+    assert (faster.ratio, faster.spread, faster.met) == (3.0, (2.0, 10.0), True)
+    assert faster.seconds == {"ours": 2.0, "peer": 4.0}
+    longer = times.row("a", "b", "times as long")
+    assert longer.ratio == pytest.approx(1 / 3) and longer.spread == (0.1, 0.5)
+    with pytest.raises(KeyError):
+        times.row("a", "b", "times as good")
+
+
+def test_both_run_in_turn_and_begin_in_turn():
+    order = []
+    times = alternate(lambda: order.append("ours"), lambda: order.append("theirs"), rounds=3)
+    assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert len(times.ours) == len(times.theirs) == 3 and min(times.ours + times.theirs) >= 0
+
+
+def test_growth_is_the_exponent_between_a_size_and_ten_times_it():
+    made, now = [], [0.0]
+
+    def work(n):
+        made.append(n)
+        return lambda: now.__setitem__(0, now[0] + n**2)
+
+    row = growth("a", work, 30, rounds=2, clock=lambda: now[0])
+    assert sorted(made) == [30, 300]
+    assert row.ratio == pytest.approx(2) and row.spread == pytest.approx((2, 2))
+    assert row.sizes == {"from": 30, "to": 300} and row.unit == "exponent of the growth" and row.met is None
+
+
+def _allocate(megabytes: int):
+    return lambda: bytearray(b"x") * (megabytes << 20)
+
+
+def test_peak_memory_is_that_of_the_work_alone():
+    assert 60 << 20 < peak_memory(_allocate, 64) < 80 << 20
+
+
+def test_a_missing_peer_is_named_with_what_installs_it():
+    with pytest.raises(
+        SystemExit, match=r"no_such_peer.*pip install --no-deps --requirement benchmarks/requirements.txt"
+    ):
+        measure.peer("no_such_peer")
+    assert measure.peer("json") is json
+
+
+def test_the_table_has_a_line_for_each_row_in_the_order_of_the_names(tmp_path):
+    first = Row("labels", "lists", 1234.5, "times as fast", ">= 50", (1000.0, 2000.0), {"examples": 1000000})
+    second = Row("batch", "step", 0.0123, "times as long", "<= 0.01", checked="equal")
+    third = Row("memory", "bank", 2.05, "times as much")
+    (tmp_path / "b.json").write_text(json.dumps([first.as_json()]))
+    (tmp_path / "a.json").write_text(json.dumps([second.as_json(), third.as_json()]))
+    text = table.markdown(tmp_path, ("b", "a", "absent"))
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert lines == [
+        "| labels | lists | 1,234 times as fast (1,000 to 2,000) | >= 50 | met | examples 1,000,000 |  |",
+        "| batch | step | 0.0123 times as long | <= 0.01 | **missed** |  | equal |",
+        "| memory | bank | 2.05 times as much | reported |  |  |  |",
+    ]
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [(["nonsense"], "there is no benchmark 'nonsense'"), (["labels", "--scale", "0.01"], "give --output")],
+)
+def test_wrong_words_are_refused(words, message):
+    done = benchmarks(*words)
+    assert done.returncode == 2 and message in done.stderr
+
+
+def rows_of(name: str, scale: float, folder: Path) -> list[dict]:
+    done = benchmarks(name, "--scale", scale, "--output", folder)
+    rows = checked_rows(name, folder, done)
+    # A missed target, and only that, is exit code 1.
+    assert done.returncode == any(row["met"] is False for row in rows)
+    return rows
+
+
+def checked_rows(name: str, folder: Path, done: subprocess.CompletedProcess) -> list[dict]:
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+    rows = json.loads((folder / f"{name}.json").read_text())
+    for row in rows:
+        assert set(row) == FIELDS and math.isfinite(row["ratio"])
+        assert f"| {row['name']} | {row['peer']} |" in (folder / "README.md").read_text()
+    return rows
+
+
+def targets(rows: list[dict]) -> list[str]:
+    return [row["target"] for row in rows if row["target"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, scale, expected",
+    [("scores", 0.002, [">= 10"]), ("imports", 0.1, ["<= 1.0", "<= 0.5"]), ("report", 0.01, [])],
+)
+def test_a_benchmark_writes_its_rows(name, scale, expected, tmp_path):
+    rows = rows_of(name, scale, tmp_path)
+    assert targets(rows) == expected and any(row["seconds"] for row in rows)
+
+
+@pytest.mark.slow
+def test_the_grid_benchmark_compares_the_same_runs(tmp_path):
+    (row,) = rows_of("grid", 0.05, tmp_path)
+    assert row["target"] == ">= 1.6" and row["sizes"]["cells"] == 2
+
+
+@pytest.mark.slow
+def test_several_benchmarks_make_one_table(tmp_path):
+    done = benchmarks("knn", "labels", "--scale", "0.005", "--output", tmp_path)
+    assert "1/2 knn" in done.stdout and "2/2 labels" in done.stdout
+    assert targets(checked_rows("knn", tmp_path, done)) == [">= 1", ">= 1"]
+    assert targets(checked_rows("labels", tmp_path, done)) == [">= 50", ">= 20", ">= 20", "<= 1.1"]
+    text = (tmp_path / "README.md").read_text()
+    assert text.index("| multipass labels") < text.index("| KNN scores")
