@@ -7,6 +7,7 @@ and p are worked out once for all of them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -23,9 +24,8 @@ from hf_softlabel.metrics.calibration import Confidences
 from .measure import Row, alternate, growth, peak_memory, peer
 
 EXAMPLES, CLASSES, VOTES = 1_000_000, 10, 10
-# How far the peers' scores may be from ours. relplot has another grid; ranks of entropies are tied by ours if they
-# differ in the last bits only.
-TOLERANCES = {"smooth_ece": 1e-3, "smooth_ece_soft": 1e-3, "entropy_correlation": 1e-3}
+# How far the peers' scores may be from ours: relplot has another grid.
+TOLERANCES = {"smooth_ece": 1e-3, "smooth_ece_soft": 1e-3}
 PACKAGES = ("netcal", "relplot", "scikit-learn", "scipy")
 
 
@@ -34,22 +34,24 @@ def rows(scale: float) -> Iterator[Row]:
     logits, votes, labels = data(n)
     ours, theirs = all_scores(n)(), peer_scores(logits, votes, labels)
     for name, value in theirs.items():
-        if abs(ours[name] - value) > TOLERANCES.get(name, 1e-9):
+        # Where a bin ends between two examples, one of them may lie on either side.
+        tolerance = 30 / n if name.startswith("ece") else TOLERANCES.get(name, 1e-9)
+        if abs(ours[name] - value) > tolerance:
             raise AssertionError(f"{name}: {ours[name]} is not the peers' {value}")
     sizes = {"examples": n, "classes": CLASSES}
-    times = alternate(all_scores(n), lambda: peer_scores(logits, votes, labels), 3)
+    times = alternate(all_scores(n), lambda: peer_scores(logits, votes, labels), 3, time.process_time)
     yield times.row(
         f"all {len(ours)} scores",
         f"netcal, relplot, scikit-learn and scipy for {len(theirs)} of them",
         "times as fast",
         ">= 10",
         sizes=sizes,
-        checked=f"equal to 1e-9, to 1e-3: {', '.join(TOLERANCES)}; of the peers: {', '.join(theirs)}",
+        checked=f"equal to 1e-9 (ECE: 3e-5; to 1e-3: {', '.join(TOLERANCES)}); of the peers: {', '.join(theirs)}",
         packages=PACKAGES,
     )
     q = softmax(logits.astype(np.float64), axis=1)
     for name, package, one, other in single_scores(q, votes, labels):
-        times = alternate(one, other, 3)
+        times = alternate(one, other, 3, time.process_time)
         checked = f"{one():.6f} and {other():.6f}"
         yield times.row(name, package, "times as fast", sizes=sizes, checked=checked, packages=(package,))
     peak = peak_memory(all_scores, n)
@@ -60,7 +62,7 @@ def rows(scale: float) -> Iterator[Row]:
         "times as much",
         sizes={**sizes, "bytes per million examples": round(peak / n * 1e6)},
     )
-    yield growth("all scores, growth", all_scores, n // 10)
+    yield growth("all scores, growth", all_scores, n // 10, clock=time.process_time)
 
 
 def data(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -85,7 +87,8 @@ def peer_scores(logits: np.ndarray, votes: np.ndarray, labels: np.ndarray) -> di
     on_top, right = p[np.arange(len(p)), predicted], (predicted == labels).astype(np.float64)
     edges = np.quantile(confidence, np.arange(1, 15) / 15)
     gaps = np.bincount(np.digitize(confidence, edges), on_top - confidence)
-    model_entropy, human_entropy = entropy(q, axis=1), entropy(p, axis=1)
+    # Rounded, or the same votes on other classes would not be tied.
+    model_entropy, human_entropy = (entropy(x, axis=1).round(12) for x in (q, p))
     distance = float(paired_manhattan_distances(p, q).mean())
     scores = {
         "soft_nll": float(-(p * np.log(q)).sum(1).mean()),
