@@ -28,7 +28,8 @@ class SoftLabelConfig(TrainingArguments):
     """[`TrainingArguments`] and how votes become targets.
 
     Changed defaults: `metric_for_best_model` is `soft_nll` (lower is better), `label_names` are the vote columns,
-    `logging_nan_inf_filter` is off, because a loss that is not a number stops the run instead of being hidden, and
+    `logging_nan_inf_filter` is off, because a loss that is not a number stops the run instead of being hidden,
+    `per_device_eval_batch_size` is four times the training batch, because evaluation keeps no activations, and
     `hub_private_repo` is on: what is pushed is seen by nobody else unless that is asked for.
 
     Args:
@@ -77,6 +78,9 @@ class SoftLabelConfig(TrainingArguments):
     ood_examples: int | None = field(default=None, metadata={"help": "So many examples of each OOD set."})
 
     metric_for_best_model: str | None = field(default="soft_nll", metadata={"help": "Selects the best checkpoint."})
+    per_device_eval_batch_size: int | None = field(
+        default=None, metadata={"help": "For evaluation; default: four times the training batch."}
+    )
     hub_private_repo: bool | None = field(default=True, metadata={"help": "Make a new repository of the Hub private."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
 
@@ -95,6 +99,8 @@ class SoftLabelConfig(TrainingArguments):
         if self.label_names not in (None, list(VOTE_COLUMNS)):
             raise VotesError(f"label_names are {', '.join(VOTE_COLUMNS)} here: leave them out.")
         self.label_names = list(VOTE_COLUMNS)
+        if self.per_device_eval_batch_size is None:
+            self.per_device_eval_batch_size = 4 * self.per_device_train_batch_size
         # `TrainingArguments` takes a larger value for better unless a metric's name ends in "loss", which would keep
         # the worst soft NLL as the best checkpoint. With several eval sets their names come first.
         if self.greater_is_better is None:

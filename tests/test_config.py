@@ -402,3 +402,10 @@ def test_metrics_of_one_of_several_eval_sets_keep_their_sense(tmp_path, metric, 
 def test_settings_that_would_break_the_scores_are_refused(tmp_path, options):
     with pytest.raises(VotesError, match=next(iter(options))):
         SoftLabelConfig(str(tmp_path), **options)
+
+
+def test_evaluation_has_four_times_the_training_batch_unless_it_is_set(tmp_path, parse):
+    options = {"per_device_train_batch_size": 6, "use_cpu": True}
+    assert SoftLabelConfig(str(tmp_path), **options).eval_batch_size == 24
+    assert SoftLabelConfig(str(tmp_path), per_device_eval_batch_size=5, **options).eval_batch_size == 5
+    assert parse("per_device_train_batch_size: 6")[2].per_device_eval_batch_size == 24
