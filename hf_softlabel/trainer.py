@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from accelerate.utils import gather_object
 from datasets import IterableDataset as StreamingDataset
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalPrediction, rotate_checkpoints
 
 from .callbacks.console import VotesPrinterCallback, VotesProgressCallback
+from .callbacks.epoch import EpochCallback
 from .checkpoint import MANIFEST_NAME, flaw, last_whole_checkpoint, read_manifest, refuse_changes, write_manifest
-from .collators import VOTE_COLUMNS, VotesCollator, input_collator
+from .collators import VOTE_COLUMNS, VotesCollator, input_collator, longest_first
 from .config import SoftLabelConfig, check_metric_name
 from .data.errors import VotesError
 from .data.images import ImageTransform, VotesImages
@@ -43,23 +45,6 @@ logger = logging.getLogger(__name__)
 
 class NonFiniteLossError(VotesError):
     """The training loss is NaN or infinite."""
-
-
-class _EpochCallback(TrainerCallback):
-    """Tells the trainer which epoch has begun, on every process."""
-
-    def __init__(self, trainer: VotesTrainer):
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        if self.trainer.streams:
-            # Without a length `state.epoch` is the share of max_steps done, so the passes are counted instead.
-            self.trainer.delivery_epoch += 1
-            self.trainer.epoch_start = state.global_step - self.trainer.resumed_steps
-            self.trainer.resumed_steps = 0
-        else:
-            self.trainer.delivery_epoch = int(state.epoch or 0)
-        self.trainer.ledger.begin_epoch(self.trainer.delivery_epoch)
 
 
 class VotesTrainer(HubPushes):
@@ -147,7 +132,7 @@ class VotesTrainer(HubPushes):
             **kwargs,
         )
         self.ledger = Ledger(lambda array: gather_object([array]))
-        self.add_callback(_EpochCallback(self))
+        self.add_callback(EpochCallback(self))
         for stock, ours in ((ProgressCallback, VotesProgressCallback), (PrinterCallback, VotesPrinterCallback)):
             if self.pop_callback(stock) is not None:
                 self.add_callback(ours)
@@ -181,6 +166,10 @@ class VotesTrainer(HubPushes):
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             eval_dataset = self._prepare(eval_dataset, self.processing_class, "eval")
         return super().get_eval_dataloader(eval_dataset)
+
+    def _get_eval_sampler(self, eval_dataset):
+        sampler = super()._get_eval_sampler(eval_dataset)
+        return longest_first(sampler.lengths) if isinstance(sampler, LengthGroupedSampler) else sampler
 
     def get_test_dataloader(self, test_dataset):
         return super().get_test_dataloader(self._prepare(test_dataset, self.processing_class, "test"))
