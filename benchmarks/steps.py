@@ -166,7 +166,11 @@ def rows(scale: float) -> Iterator[Row]:
         sizes = {"model": "ResNet-18, width 0.25", "batch": batch_size}
         yield from compared("images", our_images, stock_images, rounds, sizes)
         few = max(3, rounds // 4)
-        for option, around in (("channels_last", channels_last), ("bf16", BFloat16)):
+        options = {"channels_last": channels_last, "bf16": BFloat16}
+        if scale >= 1:
+            # Compiling takes a minute, whatever the size.
+            options["torch_compile"] = torch.compile
+        for option, around in options.items():
             yield switched(
                 f"a training step with {option}", steps(our_images(), around), steps(our_images()), few, sizes
             )
