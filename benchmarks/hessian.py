@@ -128,16 +128,16 @@ def theirs(model: nn.Module, batches: Batches, probes: int | None = None) -> Cur
     return Curvature(work.eigenvalues(maxIter=1000, tol=1e-4)[0][0], mean(work.trace(maxIter=probes, tol=0)))
 
 
-def probes_needed(model: nn.Module, batches: Batches) -> int:
-    """How many of Hutchinson's probes have a standard error of 1%, from the spread of 100."""
-    samples = peer("pyhessian").hessian(model, _loss, dataloader=batches, cuda=False).trace(maxIter=100, tol=0)
+def probes_needed(model: nn.Module, batches: Batches, sample: int) -> int:
+    """How many of Hutchinson's probes have a standard error of 1%, from the spread of `sample` of them."""
+    samples = peer("pyhessian").hessian(model, _loss, dataloader=batches, cuda=False).trace(maxIter=sample, tol=0)
     return math.ceil((stdev(samples) / (RTOL * mean(samples))) ** 2)
 
 
 def _compare(
     what: str, model: nn.Module, batches: Batches, reference: Curvature, by: str, rounds: int
 ) -> Iterator[Row]:
-    needed = probes_needed(model, batches)
+    needed = probes_needed(model, batches, 400 if rounds > 1 else 100)
     found: dict[str, Curvature] = {}
 
     def run(name: str, work: Callable[[], Curvature]) -> Callable[[], None]:

@@ -265,6 +265,18 @@ def test_brier_decomposition_is_scikit_learns_isotonic_regression(seed):
         assert all(value >= -1e-12 for value in parts.values())
 
 
+def test_mass_on_classes_without_votes_is_miscalibration():
+    q = np.array([[0.5, 0.2, 0.3], [0.2, 0.7, 0.1]])
+    votes = np.array([[3, 0, 0], [0, 2, 0]])
+    # The two other classes are ranked as the votes are, and recalibrated without error.
+    expected = {
+        "miscalibration": (0.25 + 0.04 + 0.04 + 0.09 + 0.09 + 0.01) / 2,
+        "discrimination": 0.5,
+        "uncertainty": 0.5,
+    }
+    assert brier_decomposition(q, votes) == pytest.approx(expected, abs=1e-15)
+
+
 def test_recalibration_moves_miscalibration_only():
     logits, votes, _ = case(5)
     own = brier_decomposition(votes / 10, votes)

@@ -224,3 +224,8 @@ def test_arrays_of_another_shape_are_refused(score):
         score(np.ones(3) / 3, np.ones((1, 3)))
     with pytest.raises(VotesError, match=r"not \(3,\)"):
         score(np.ones((1, 3)) / 3, np.ones(3))
+
+
+def test_entropy_is_scipys_down_to_the_smallest_shares():
+    p = np.array([[0.5, 0.5, 0], [1, 0, 0], [1 - 1e-6, 1e-6, 0], [1, 1e-300, 0], [1, 5e-324, 0], [0.2, 0.3, 0.5]])
+    assert entropy(p) == pytest.approx(stats.entropy(p, axis=1), rel=1e-14, abs=1e-310)
