@@ -70,20 +70,11 @@ def evaluating(trainer: SoftLabelTrainer, data: Any) -> Callable[[], None]:
     return evaluate
 
 
-def evaluations(
-    what: str, make: Callable[[int], SoftLabelTrainer], data: Any, sizes: tuple[int, int], rounds: int
-) -> Row:
-    """Evaluation in larger batches than those of training, against evaluation in the same."""
-    small, large = (make(batch_size) for batch_size in sizes)
-    np.testing.assert_allclose(logits_by_id(small, data), logits_by_id(large, data), rtol=0, atol=1e-4)
-    times = alternate(evaluating(large, data), evaluating(small, data), rounds, time.process_time)
-    return times.row(
-        f"evaluation in batches of {sizes[1]}, {what}",
-        f"in batches of {sizes[0]}, as in training",
-        "times as long",
-        sizes={"examples": len(data)},
-        checked="equal logits to 1e-4",
-    )
+def evaluations(name: str, peer: str, ours: SoftLabelTrainer, theirs: SoftLabelTrainer, data: Any, rounds: int) -> Row:
+    np.testing.assert_allclose(logits_by_id(ours, data), logits_by_id(theirs, data), rtol=0, atol=1e-4)
+    times = alternate(evaluating(ours, data), evaluating(theirs, data), rounds, time.process_time)
+    sizes = {"examples": len(data)}
+    return times.row(name, peer, "times as long", sizes=sizes, checked="equal logits to 1e-4")
 
 
 def rows(scale: float) -> Iterator[Row]:
@@ -123,26 +114,21 @@ def rows(scale: float) -> Iterator[Row]:
             checked="the same texts in an epoch",
         )
 
-        for strategy in ("random", "group_by_length"):
-            yield evaluations(
-                f"texts, train_sampling_strategy: {strategy}",
-                lambda batch_size, strategy=strategy: text_trainer(
-                    folder, tokens, per_device_eval_batch_size=batch_size, train_sampling_strategy=strategy
-                ),
-                tokens,
-                (32, 128),
-                rounds,
-            )
+        def texts_in(batch_size: int, strategy: str = "group_by_length") -> SoftLabelTrainer:
+            options = {"per_device_eval_batch_size": batch_size, "train_sampling_strategy": strategy}
+            return text_trainer(folder, tokens, **options)
+
+        name, peer = "evaluating texts in the order of their lengths", "in the order of the rows"
+        yield evaluations(name, f"{peer}, batches of 128", texts_in(128), texts_in(128, "random"), tokens, rounds)
+        as_in_training = "in batches of {}, as in training".format
+        name = "evaluating texts in batches of 128"
+        yield evaluations(name, as_in_training(32), texts_in(128), texts_in(32), tokens, rounds)
+
         store = image_store(max(200, int(2000 * scale)))
-        yield evaluations(
-            "images",
-            lambda batch_size: SoftLabelTrainer(
-                model=resnet(store),
-                args=_arguments(folder, per_device_eval_batch_size=batch_size),
-                train_dataset=store,
-                image_transform=TRANSFORM,
-            ),
-            store,
-            (128, 500),
-            rounds,
-        )
+
+        def images_in(batch_size: int) -> SoftLabelTrainer:
+            args = _arguments(folder, per_device_eval_batch_size=batch_size)
+            return SoftLabelTrainer(model=resnet(store), args=args, train_dataset=store, image_transform=TRANSFORM)
+
+        name = "evaluating images in batches of 500"
+        yield evaluations(name, as_in_training(128), images_in(500), images_in(128), store, rounds)
