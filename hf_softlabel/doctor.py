@@ -27,6 +27,7 @@ from .data.errors import VotesError
 from .data.images import VotesImages
 from .data.table import open_table
 from .data.votes import dense_votes
+from .delivery import NEED_COUNTS
 from .doctor_checks import (
     Finding,
     check_class_order,
@@ -214,16 +215,17 @@ def is_grid(path: str | Path) -> bool:
 
 
 def examine_grid(path: str | Path, words: Sequence[str] = ()) -> list[Finding]:
-    """The first cell of each recipe in a grid, with the command line's options; all cells are parsed."""
+    """The first cell of each recipe in a grid, and the first whose delivery needs counts; all cells are parsed."""
     cells = read_grid(path, words).cells
-    firsts = {cell.recipe: cell for cell in reversed(cells)}.values()
+    # What one delivery can do without, the next may need.
+    kinds = {(cell.recipe, cell.options.get("delivery") in NEED_COUNTS): cell for cell in reversed(cells)}
     found = []
-    for cell in reversed(firsts):
+    for cell in reversed(kinds.values()):
         found.append(
             Finding(
                 "grid",
                 "note",
-                f"A grid of {len(cells)} cells: {cell.name} was examined, the first with the recipe {cell.recipe}.",
+                f"A grid of {len(cells)} cells: {cell.name} was examined, the first of its kind with {cell.recipe}.",
                 f"cell {cell.name}",
                 "nothing; for another cell, give the recipe and the cell's options: hf-softlabel doctor RECIPE.yaml "
                 "--KEY VALUE",

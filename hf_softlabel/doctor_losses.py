@@ -200,6 +200,7 @@ def _check_loss(
         "divergence": lambda z: F.kl_div(z.log_softmax(1), p, reduction="batchmean"),
         "bce": _bce(raw),
         "per_entry": lambda z: F.cross_entropy(z, p) / classes,
+        "divergence_per_entry": lambda z: F.kl_div(z.log_softmax(1), p, reduction="batchmean") / classes,
         "unnormalised": lambda z: F.cross_entropy(z, raw),
         "majority": lambda z: F.cross_entropy(z, majority),
     }
@@ -230,16 +231,16 @@ def _check_loss(
                     f"{OURS} take the targets out of the inputs in compute_loss and use F.cross_entropy(logits, p)",
                 )
             ]
-        case "per_entry":
+        case "per_entry" | "divergence_per_entry":
             return [
                 Finding(
                     "loss_per_entry",
                     "wrong",
-                    f"The loss is {classes} times too small ({ours}): it is divided by num_items_in_batch, which "
-                    "counts the N*C entries of soft targets and not the N examples.",
-                    f"first batch, `{key}`; num_items_in_batch",
-                    f"{OURS} divide by the number of rows: num_items_in_batch / {classes}, or name the targets other "
-                    "than `labels` and set loss_is_scaled_for_ga = False",
+                    f"The loss is {classes} times too small ({ours}): it is divided by the N*C entries of the targets "
+                    "and not by the N examples, as num_items_in_batch counts them, and a mean over all entries.",
+                    f"first batch, `{key}`; compute_loss",
+                    f"{OURS} use F.cross_entropy(logits, p) or F.kl_div(..., reduction='batchmean'), or divide by "
+                    f"num_items_in_batch / {classes}",
                 )
             ]
         case "unnormalised":

@@ -198,7 +198,7 @@ def run_recipe(
         logger.warning("%s is finished already; --overwrite starts it anew.", out)
         if training.push_to_hub:
             name = training.hub_model_id or "owner/name"
-            logger.warning("It was not pushed now: hf-softlabel push %s --repo %s does so.", out, name)
+            logger.warning("Nothing was pushed now: hf-softlabel push %s --repo %s sees that it is there.", out, name)
         return finished
     shown = example_inputs(splits.eval, data_config.text_columns)
     history = _History(out / "history.jsonl")

@@ -137,6 +137,11 @@ def test_a_grid_is_examined_in_the_first_cell_of_each_recipe(tmp_path, texts, ca
     assert "A grid of 4 cells: one-seed5 was examined" in examined[0]["what"]
     (finding,) = [f for f in report["findings"] if f["severity"] == "wrong"]
     assert code == 1 and finding["name"] == "counts_missing" and finding["where"].startswith("cell two-seed5: train")
+    # A delivery that needs counts is tried although the first cell can do without.
+    grid.write_text("recipe: one.yaml\naxes:\n  delivery: [soft, sls, multipass]\n  seed: [5]\n")
+    _, report = doctor(capsys, grid)
+    assert [f["where"][:19] for f in report["findings"] if f["name"] == "counts_missing"] == ["cell multipass-seed"]
+    grid.write_text("axes:\n  recipe: [one.yaml, two.yaml]\n  seed: [5, 6]\n")
     # Options are for every cell.
     code, report = doctor(capsys, grid, "--votes_per_example", "5")
     assert (code, report["wrong"]) == (0, 0)

@@ -84,6 +84,11 @@ class DivergenceTrainer(SoftTrainer):
         return F.kl_div(logits.log_softmax(1), votes / votes.sum(1, keepdim=True), reduction="batchmean")
 
 
+class MeanDivergenceTrainer(SoftTrainer):
+    def loss(self, logits, votes):
+        return F.kl_div(logits.log_softmax(1), votes / votes.sum(1, keepdim=True), reduction="mean")
+
+
 class MajorityOfVotesTrainer(SoftTrainer):
     def loss(self, logits, votes):
         return F.cross_entropy(logits, votes.argmax(1))
@@ -99,6 +104,7 @@ class SquaresTrainer(SoftTrainer):
     [
         (SoftTrainer, []),
         (DivergenceTrainer, []),  # the same gradients
+        (MeanDivergenceTrainer, ["wrong loss_per_entry"]),
         (CountsTrainer, ["wrong loss_unnormalised"]),
         (MajorityOfVotesTrainer, ["note majority_loss"]),
         (SquaresTrainer, ["note another_loss"]),

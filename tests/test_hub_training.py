@@ -193,9 +193,27 @@ def test_a_run_that_is_finished_already_says_how_to_push_it(here, tmp_path, monk
     assert "push" not in caplog.text
     assert main(["train", str(path), "--push_to_hub", "true"]) == 0
     assert not here.repositories
-    said = re.search(r"It was not pushed now: hf-softlabel (push .*) does so\.", caplog.text)
+    said = re.search(r"Nothing was pushed now: hf-softlabel (push .*) sees that it is there\.", caplog.text)
     assert main(shlex.split(said[1])) == 0
     assert here.files("someone/texts").keys() == MODEL | CARD | {"metrics.json"}
+    capsys.readouterr()
+
+
+def test_a_run_whose_checkpoints_are_there_is_pushed_beside_them(here, tmp_path, monkeypatch, capsys):
+    """As after a last push that was cut: the repository holds the run's own checkpoints and no scores."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert main(["train", str(recipe(tmp_path, push_to_hub=False, num_train_epochs=1))]) == 0
+    api = HfApi(token=TOKEN)
+    api.create_repo("someone/texts", private=True)
+    for name in ("model.safetensors", "last-checkpoint/model.safetensors"):
+        api.upload_file(path_or_fileobj=b"earlier", path_in_repo=name, repo_id="someone/texts")
+    words = ["push", str(tmp_path / "run"), "--repo", "someone/texts"]
+    assert main(words) == 2 and "holds another model" in capsys.readouterr().err
+    (tmp_path / "run" / "hub.json").write_text('{"repository": "someone/texts"}')
+    assert main(words) == 0
+    files = here.files("someone/texts")
+    assert files.keys() == MODEL | CARD | {"metrics.json", "last-checkpoint/model.safetensors"}
+    assert files["model.safetensors"] == (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
     capsys.readouterr()
 
 

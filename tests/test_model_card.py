@@ -69,6 +69,11 @@ def plain(tmp_path_factory) -> ModelFacts:
         ({"delivery": "majority"}, "- It has seen the majority only"),
         ({"delivery": "mixup"}, "- It has seen the majority only"),
         ({"delivery": "label_smoothing"}, "**label_smoothing**, `label_smoothing_epsilon: 0.1`: only the most"),
+        (
+            {"delivery": "sls", "resample_every": 5},
+            "`resample_every: 5`: one label per example is drawn from its votes, anew every 5 epochs |",
+        ),
+        ({"delivery": "posterior_sls"}, "`resample_every: 1`, `prior_strength: 1.0`: one label per example is drawn"),
         ({"delivery": "shuffled_sls"}, "- It is a control, trained on the votes of other examples"),
         ({"votes_per_example": 5}, "| Trained on | 4,000 examples, with 5 votes each, drawn from all |"),
         ({"votes_per_example": 1}, "| Trained on | 4,000 examples, with 1 vote each, drawn from all |"),

@@ -88,7 +88,7 @@ def describe_votes(splits: Mapping[str, Dataset], examples: int = 5) -> Descript
         splits={key: len(dataset) for key, dataset in splits.items()},
         names=names,
         totals=votes.sum(-1) if votes.dtype.kind != "f" else None,
-        shares=p.mean(0),
+        shares=p.mean(0) if votes.dtype.kind == "f" else votes.sum(0) / votes.sum(),
         majorities=np.bincount(majority[alone], minlength=len(names)),
         entropies=entropies,
         ties=int((~alone).sum()),

@@ -24,17 +24,18 @@ DELIVERED = {
     "sls": "one label per example is drawn from its votes, anew each epoch",
     "multipass": "one vote of each example per epoch, in a shuffled cycle through all of them",
     "deterministic_control": "multipass in another order of the same votes",
-    "shuffled_sls": "labels are drawn from the votes of another example",
+    "shuffled_sls": "one label per example is drawn from the votes of another example, anew each epoch",
     "majority": "only the most frequent label of each example; ties are broken at random",
     "label_smoothing": "only the most frequent label of each example, smoothed",
     "mixup": "examples and their targets are mixed in pairs",
-    "posterior_sls": "one label per example is drawn each epoch from the Dirichlet posterior of its votes",
+    "posterior_sls": "one label per example is drawn from the Dirichlet posterior of its votes, anew each epoch",
 }
 SETTINGS = {
     "sls": ("resample_every",),
+    "shuffled_sls": ("resample_every",),
     "label_smoothing": ("label_smoothing_epsilon",),
     "mixup": ("mixup_alpha", "mixup_targets"),
-    "posterior_sls": ("prior_strength",),
+    "posterior_sls": ("resample_every", "prior_strength"),
 }
 # In the order of the table; the run's train mean is not there when it was trained on a stream.
 REFERENCES = {"floor": "own votes", "human": "human half", "train_mean": "train mean", "uniform": "uniform"}
@@ -170,10 +171,11 @@ def _introduction(facts: ModelFacts) -> str:
         origin = f"{Path(config['model']).name}, trained from random weights"
     else:
         origin = "fine-tuned from a checkpoint that is not on the Hub"
-    whose = "simulated" if facts.data.simulated else "people's"
     named = _data_type(facts) != "table"
+    # Of a table of the user's own we do not know whose votes it holds.
+    whose = "simulated " if facts.data.simulated else "people's " * named
     return (
-        f"This model predicts how {whose} votes are spread over {len(facts.names)} classes "
+        f"This model predicts how {whose}votes are spread over {len(facts.names)} classes "
         f"({', '.join(facts.names)}), not only which class has the most. It is {origin}, with hf_softlabel "
         f"{facts.metrics['versions']['hf_softlabel']}, on {'the votes of ' * named}{_data_name(facts)}."
     )
@@ -192,13 +194,16 @@ def _votes(facts: ModelFacts) -> str:
         trained += f", with {each} each, drawn from all"
     delivery = config["delivery"]
     settings = "".join(f", `{key}: {config[key]}`" for key in SETTINGS.get(delivery, ()))
+    delivered = DELIVERED[delivery]
+    if config.get("resample_every", 1) > 1:
+        delivered = delivered.replace("anew each epoch", f"anew every {config['resample_every']} epochs")
     epochs = f"{metrics['epochs']:g} epoch{'s' * (metrics['epochs'] != 1)}"
     processes = "1 process" if metrics["world_size"] == 1 else f"{metrics['world_size']} processes"
     rows = {
         "Data": _data_name(facts),
         "Who voted": facts.data.voters,
         "Trained on": trained,
-        "Delivery": f"**{delivery}**{settings}: {DELIVERED[delivery]}",
+        "Delivery": f"**{delivery}**{settings}: {delivered}",
         "Held out": "nothing" if facts.scored is None else _held_out(facts.scored, _other_people(facts)),
         "Training": f"{epochs}, seed {metrics['seed']}, {processes}",
         "Label stream": f"`{metrics['ledger_digest']}` (two runs with one digest saw the same labels)",

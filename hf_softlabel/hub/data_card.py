@@ -19,7 +19,7 @@ COLUMNS = {
     "example_id": "a number that stays with the example through splits, shuffles and subsampling",
     "label": "the source's own label; null where it has none",
     "annotator_ids": "who voted, as the source names them",
-    "annotations": "what each of them chose, in the same order",
+    "annotations": "what each of them chose, in the same order: places in the list of classes, from 0",
     "uid": "the source's own id",
     "truth": "the distribution that the votes were drawn from",
 }

@@ -78,7 +78,7 @@ KNOWN = {
     ),
     "chaosnli": DataFacts(
         "ChaosNLI",
-        "crowd workers, 100 for each item of SNLI, MNLI or Abductive NLI (Nie et al. 2020)",
+        "crowd workers, 100 for each of the items chosen from SNLI, MNLI and Abductive NLI (Nie et al. 2020)",
         "The votes are under CC BY-NC 4.0.",
         _CHAOSNLI,
         licence_metadata=_votes_only("cc-by-nc-4.0", "https://github.com/easonnie/ChaosNLI"),
@@ -105,6 +105,29 @@ _CHAOSNLI_TEXTS = {
     "mnli": "The texts are MultiNLI's: most under the licence of the Open American National Corpus, which lets "
     "everybody use, change and share them; fiction in the public domain, or under CC BY 3.0 or CC BY-SA 3.0.",
     "alphanli": "The texts are those of Abductive NLI (ART), for which we know of no licence.",
+}
+
+
+_CHAOSNLI_SOURCES = {
+    "snli": """@inproceedings{bowman2015large,
+  title = {A Large Annotated Corpus for Learning Natural Language Inference},
+  author = {Bowman, Samuel R. and Angeli, Gabor and Potts, Christopher and Manning, Christopher D.},
+  booktitle = {EMNLP},
+  year = {2015}
+}""",
+    "mnli": """@inproceedings{williams2018broad,
+  title = {A Broad-Coverage Challenge Corpus for Sentence Understanding through Inference},
+  author = {Williams, Adina and Nangia, Nikita and Bowman, Samuel R.},
+  booktitle = {NAACL},
+  year = {2018}
+}""",
+    "alphanli": """@inproceedings{bhagavatula2020abductive,
+  title = {Abductive Commonsense Reasoning},
+  author = {Bhagavatula, Chandra and Le Bras, Ronan and Malaviya, Chaitanya and Sakaguchi, Keisuke and Holtzman, Ari
+            and Rashkin, Hannah and Downey, Doug and Yih, Scott Wen-tau and Choi, Yejin},
+  booktitle = {ICLR},
+  year = {2020}
+}""",
 }
 
 
@@ -144,8 +167,10 @@ def data_facts(dataset: str, subset: str | None = None, on_hub: str | None = Non
         on_hub: the id of a table that is on the Hub, which is all that is known of it.
     """
     if dataset == "chaosnli":
-        texts = " ".join(_CHAOSNLI_TEXTS[part] for part in subset.split("+"))
-        return replace(KNOWN[dataset], licence=f"{KNOWN[dataset].licence} {texts}")
+        known, parts = KNOWN[dataset], subset.split("+")
+        texts = " ".join(_CHAOSNLI_TEXTS[part] for part in parts)
+        cited = "\n".join([known.citation, *(_CHAOSNLI_SOURCES[part] for part in parts)])
+        return replace(known, licence=f"{known.licence} {texts}", citation=cited)
     if dataset in KNOWN:
         return KNOWN[dataset]
     if on_hub is not None:

@@ -22,9 +22,11 @@ from ..checkpoint import MANIFEST_NAME, read_manifest
 from ..data.errors import VotesError
 
 CARD_NAME = "README.md"
+# In the output directory: which repository its run pushes to while it is trained.
+OWN_REPOSITORY = "hub.json"
 # A pickle with every argument of the training; what a checkpoint has for the next process that goes on from it.
 NOT_PUBLISHED = (
-    *("training_args.bin", "trainer_state.json", MANIFEST_NAME, "ledger.npz", "*.part", "hub.json"),
+    *("training_args.bin", "trainer_state.json", MANIFEST_NAME, "ledger.npz", "*.part", OWN_REPOSITORY),
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
     # PEFT's own, which knows the base model's path; ours takes its place.
     CARD_NAME,
@@ -65,9 +67,12 @@ def push_run(
             if _is_there(api, repo_id, run / METRICS_NAME, there):
                 # With its card, which people are asked to complete.
                 return str(address)
-            raise VotesError(
-                f"{repo_id} exists and holds another model. Choose another name, or replace it with --overwrite."
-            )
+            # What it holds so far are this run's own checkpoints, if the training began to push there.
+            keep_others = own_repository(run) == address.repo_id
+            if not keep_others:
+                raise VotesError(
+                    f"{repo_id} exists and holds another model. Choose another name, or replace it with --overwrite."
+                )
     files = run_files(run, repo_id)
     # What lies in folders, as checkpoints do, is not the model's.
     stale = [] if keep_others else sorted(name for name in there - files.keys() if "/" not in name)
@@ -76,6 +81,12 @@ def push_run(
     with hub_errors(repo_id, token, again):
         api.create_commit(repo_id, operations, commit_message=message)
     return str(address)
+
+
+def own_repository(run: Path) -> str | None:
+    """The repository that the run in a directory pushes to while it is trained, None if it does not."""
+    mark = run / OWN_REPOSITORY
+    return json.loads(mark.read_text(encoding="utf-8"))["repository"] if mark.exists() else None
 
 
 def open_repository(api: HfApi, name: str, private: bool, consent: str) -> tuple[RepoUrl, ModelInfo]:

@@ -22,11 +22,18 @@ from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
 from ..preparation import peft_types
 from .data_facts import hub_id
-from .push import CARD_NAME, checkpoint_files, hub_errors, model_files, open_repository, trouble
+from .push import (
+    CARD_NAME,
+    OWN_REPOSITORY,
+    checkpoint_files,
+    hub_errors,
+    model_files,
+    open_repository,
+    own_repository,
+    trouble,
+)
 
 logger = logging.getLogger(__name__)
-# In the output directory: which repository its run pushes to.
-OWN_REPOSITORY = "hub.json"
 
 
 class HubPushes(Trainer):
@@ -46,14 +53,13 @@ class HubPushes(Trainer):
             private = args.hub_private_repo is not False
             address, info = open_repository(HfApi(token=token), name, private, consent)
         there = {item.rfilename for item in info.siblings or ()} - {".gitattributes"}
-        mark = Path(args.output_dir) / OWN_REPOSITORY
-        own = json.loads(mark.read_text(encoding="utf-8"))["repository"] if mark.exists() else None
-        if there and own != address.repo_id:
+        if there and own_repository(Path(args.output_dir)) != address.repo_id:
             raise VotesError(
                 f"{address.repo_id} exists and holds files that this run has not pushed: set another hub_model_id, or "
                 "train without push_to_hub and replace them with `hf-softlabel push RUN --overwrite`."
             )
         # A resumed run finds its own repository again.
+        mark = Path(args.output_dir) / OWN_REPOSITORY
         mark.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(mark, json.dumps({"repository": address.repo_id}))
         self.hub_model_id, self.push_in_progress = address.repo_id, None

@@ -28,7 +28,8 @@ def usage(facts: ModelFacts, base: str | None) -> str:
             "",
             f'tokenizer = AutoTokenizer.from_pretrained("{repo}")',
             f'model = AutoModelForMultipleChoice.from_pretrained("{repo}")',
-            'inputs = tokenizer(["What was first."] * 2, ["One choice.", "The other."], padding=True, '
+            'first, last, choices = "What was seen first.", "What was seen last.", ["One choice.", "The other."]',
+            'inputs = tokenizer([first] * 2, [f"{choice} {last}" for choice in choices], padding=True, '
             'return_tensors="pt")',
             "print(model(**{key: value[None] for key, value in inputs.items()}).logits.softmax(-1))",
         ]
