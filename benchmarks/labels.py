@@ -154,11 +154,7 @@ def _sparse(n: int) -> Iterator[Row]:
         # The rows are there already, in float32, half of what our own counts take: the peer only draws.
         yield times.row("SLS labels from sparse votes", peer, "times as fast", ">= 20", sizes=sizes, checked=checked)
 
-    # The highest of three each: an array that takes the place of a freed one does not show, now and then.
-    few, many = (
-        max(1, *(peak_memory(from_sparse, n, classes) for _ in range(3)))
-        for classes in (MANY_CLASSES, 10 * MANY_CLASSES)
-    )
+    few, many = (max(1, peak_memory(from_sparse, n, classes)) for classes in (MANY_CLASSES, 10 * MANY_CLASSES))
     yield Row(
         "peak memory of these labels at 10,000 classes",
         "the same at 1,000 classes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -162,7 +163,10 @@ def peak_memory(work: Callable[..., Callable[[], object]], *arguments: Any) -> i
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_peak, args=(work, arguments, there))
+    # Of glibc: arrays have pages of their own, so that none takes the place of a freed one, where it would not show.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "1048576"
     process.start()
+    del os.environ["MALLOC_MMAP_THRESHOLD_"]
     there.close()
     peak = here.recv()
     process.join()
