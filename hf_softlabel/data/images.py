@@ -207,14 +207,12 @@ class ImageTransform:
             if example_id is None or epoch is None:
                 raise VotesError("Augmentation is a function of the example and the epoch: give example_id and epoch.")
             pixel_values = self._augment(pixel_values, hash64("augment", seed, epoch, example_id))
+        mean, std = (
+            torch.tensor(x, device=pixel_values.device, dtype=torch.float64).view(-1, 1, 1)
+            for x in (self.mean, self.std)
+        )
         # (x / 255 - mean) / std, in two passes over the floats instead of three.
-        scale = self._per_channel([1 / (255 * std) for std in self.std], pixel_values.device)
-        shift = self._per_channel([mean / std for mean, std in zip(self.mean, self.std, strict=True)], scale.device)
-        return pixel_values.float().mul_(scale).sub_(shift)
-
-    @staticmethod
-    def _per_channel(values: list[float], device: torch.device) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
+        return pixel_values.float().mul_((1 / (255 * std)).float()).sub_((mean / std).float())
 
     def _augment(self, pixels: Tensor, bits: Tensor) -> Tensor:
         n, channels, height, width = pixels.shape
