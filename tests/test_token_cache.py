@@ -11,6 +11,7 @@ import datasets
 import pytest
 from datasets import Dataset
 
+from hf_softlabel.data.errors import VotesError
 from hf_softlabel.data.synthetic import load_synthetic, synthetic_tokenizer
 from hf_softlabel.data.text import tokenize_votes
 
@@ -107,3 +108,40 @@ def test_nothing_is_kept_where_caching_is_off(folder, no_caching):
 def test_texts_are_tokenised_where_nothing_can_be_kept(folder, tmp_path):
     (tmp_path / "hf_softlabel").write_text("a file in the folder's place")
     assert len(tokenize_votes(texts(), synthetic_tokenizer())) == 30
+
+
+def test_a_tokenizer_that_splits_its_special_tokens_has_its_own_tokens(folder):
+    dataset = texts().map(lambda row: {"text": f"{row['text']} [SEP]"})
+    plain, splitting = synthetic_tokenizer(), synthetic_tokenizer()
+    splitting.split_special_tokens = True
+    for tokenizer in (plain, splitting):
+        expected = tokenizer(dataset[0]["text"])["input_ids"]
+        assert tokenize_votes(dataset, tokenizer)[0]["input_ids"] == expected
+    assert plain(dataset[0]["text"])["input_ids"] != splitting(dataset[0]["text"])["input_ids"]
+
+
+def test_rows_that_a_function_makes_are_not_kept(folder):
+    tokenizer = synthetic_tokenizer()
+    tokenize_votes(texts(), tokenizer)
+    other = texts().with_transform(lambda batch: {**batch, "text": ["unheard"] * len(batch["text"])})
+    made = tokenize_votes(other, tokenizer).with_format(None)
+    assert made[0]["input_ids"] == tokenizer("unheard")["input_ids"]
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("left", [0, 0.5, -20])
+def test_a_damaged_file_is_made_anew(folder, left):
+    before = tokenize_votes(texts(), synthetic_tokenizer())[:]
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    path.unlink()  # which the data set before has mapped
+    path.write_bytes(whole[: left if left < 0 else int(left * len(whole))])
+    for _ in range(2):
+        assert tokenize_votes(texts(), synthetic_tokenizer())[:] == before
+    assert path.stat().st_size > len(whole) // 2
+
+
+def test_what_is_no_text_is_refused_with_its_rows(folder):
+    dataset = texts(3).remove_columns("text").add_column("text", [b"a", b"b", b"c"])
+    with pytest.raises(VotesError, match="`text` is not a text in the examples 0, 1, 2"):
+        tokenize_votes(dataset, synthetic_tokenizer())

@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets.config
+import pyarrow as pa
 from datasets import Dataset, Features, List, Value, is_caching_enabled
 from datasets import IterableDataset as StreamingDataset
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -85,29 +87,43 @@ def tokenize_votes(
         task = "single" if len(columns) == 1 else "pair"
     if max_length is None:
         max_length = min(tokenizer.model_max_length, DEFAULT_MAX_LENGTH)
-    options = {"truncation": True, "max_length": max_length}
+    cut = {"truncation": True, "max_length": max_length}
     # Which columns there are depends on the tokenizer: RoBERTa's makes no token_type_ids.
-    produced = list(tokenizer(*["a"] * (1 if task == "single" else 2), **options))
+    produced = list(tokenizer(*["a"] * (1 if task == "single" else 2), **cut))
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, list]:
         _check_texts(batch, columns)
         if task != "choice":
-            return dict(tokenizer(*(batch[name] for name in columns), **options))
+            return dict(tokenizer(*(batch[name] for name in columns), **cut))
         first = [text for text in batch["obs1"] for _ in range(2)]
         hypotheses = zip(batch["hyp1"], batch["hyp2"], batch["obs2"], strict=True)
         second = [f"{hyp} {obs2}" for hyp1, hyp2, obs2 in hypotheses for hyp in (hyp1, hyp2)]
-        encoded = tokenizer(first, second, **options)
+        encoded = tokenizer(first, second, **cut)
         return {key: [rows[i : i + 2] for i in range(0, len(rows), 2)] for key, rows in encoded.items()}
 
     kept = {name: feature for name, feature in dataset.features.items() if name in _KEPT}
     features = Features({**kept, **{name: _feature(name, task) for name in produced}})
     # A stream forgets its features in `map` unless it is told them, and with them the classes' names.
     removed = [name for name in dataset.column_names if name not in _KEPT]
-    cached = {}
-    if isinstance(dataset, Dataset) and isinstance(tokenizer, PreTrainedTokenizerFast) and (folder := _cache_folder()):
-        key = _key(dataset.select_columns([*columns, *kept]), tokenizer, [task, columns, produced, options])
-        cached = {"cache_file_name": str(folder / f"{key}.arrow"), "new_fingerprint": key}
-    return dataset.map(encode, batched=True, remove_columns=removed, features=features, **cached)
+    options = {"batched": True, "remove_columns": removed, "features": features}
+    folder = _cache_folder() if _can_be_kept(dataset, tokenizer) else None
+    if folder is None:
+        return dataset.map(encode, **options)
+    key = _key(dataset.select_columns([*columns, *kept]), tokenizer, [task, columns, produced, max_length])
+    path = folder / f"{key}.arrow"
+    options |= {"cache_file_name": str(path), "new_fingerprint": key}
+    try:
+        return dataset.map(encode, **options)
+    except (pa.ArrowInvalid, OSError):
+        # The file is damaged, by a full disk for instance: it is made anew.
+        path.unlink(missing_ok=True)
+        return dataset.map(encode, **options)
+
+
+def _can_be_kept(dataset: Dataset | StreamingDataset, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the rows and the tokenizer's files say all that the tokens depend on; a user's transform is code."""
+    whole = isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
+    return whole and isinstance(tokenizer, PreTrainedTokenizerFast)
 
 
 def _cache_folder() -> Path | None:
@@ -127,10 +143,13 @@ def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerFast, settings: list[An
 
     `map` would find its own, but caches only data sets that were read from a file, not those made in memory.
     """
-    digest = hashlib.sha256(json.dumps([settings, str(dataset.features)]).encode())
+    versions = [version(package) for package in ("tokenizers", "transformers")]
+    settings = [*settings, *versions, str(dataset.features), tokenizer.init_kwargs, tokenizer.split_special_tokens]
+    digest = hashlib.sha256(json.dumps(settings, default=str).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for batch in dataset.with_format("arrow").iter(batch_size=10_000):
-        digest.update(json.dumps(batch.to_pydict()).encode())
+        # What is no text is refused when it is tokenised, with the rows.
+        digest.update(json.dumps(batch.to_pydict(), default=str).encode())
     return digest.hexdigest()[:32]
 
 
