@@ -172,7 +172,7 @@ def rows(scale: float) -> Iterator[Row]:
         rounds = 7
         name, peer = "an epoch of a tiny model under VotesTrainer", "stock Trainer with its defaults"
         yield row(name, f"{peer}, datasets in torch format", ours(), stock(table.with_format("torch")), "<= 0.9")
-        yield row(name, f"{peer}, a list of tensors", ours(), stock(tensors))
+        yield row(name, f"{peer}, a list of tensors", ours(), stock(tensors), "<= 0.9")
         bare = lambda: bare_epoch(store, labels)  # noqa: E731
         yield row(name, "a bare PyTorch loop", ours(), bare)
         stored = StoreWithLabels(store, labels)

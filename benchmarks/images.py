@@ -125,7 +125,7 @@ def rows(scale: float) -> Iterator[Row]:
     dataset, store = cifar10h(n), image_store(n)
     checked = check_equal(dataset, store)
     # The time of workers is not that of this process.
-    for workers, rounds, target, clock in ((0, 7, ">= 20", time.process_time), (2, 3, None, time.perf_counter)):
+    for workers, rounds, clock in ((0, 7, time.process_time), (2, 3, time.perf_counter)):
         times = alternate(
             lambda w=workers: exhaust(our_batches(store, True, w)),
             lambda w=workers: exhaust(their_batches(dataset, True, w)),
@@ -136,11 +136,26 @@ def rows(scale: float) -> Iterator[Row]:
             "delivering image batches: fetch, crop, flip, normalise, votes, labels",
             PEER,
             "times as fast",
-            target,
+            ">= 20",
             sizes={"images": n, "batch": BATCH, "workers": workers},
             checked=checked,
             packages=("datasets", "torchvision"),
         )
+    # The store is decoded before the clock starts above; the peer decodes in each epoch.
+    times = alternate(
+        lambda: exhaust(our_batches(VotesImages.from_dataset(dataset), True)),
+        lambda: exhaust(their_batches(dataset, True)),
+        3,
+        time.process_time,
+    )
+    yield times.row(
+        "decoding all images, then delivering one epoch of them",
+        f"one epoch by {PEER}",
+        "times as fast",
+        sizes={"images": n, "batch": BATCH, "workers": 0},
+        checked=checked,
+        packages=("datasets", "torchvision"),
+    )
 
     batch_size = max(8, int(BATCH * scale))
     with TemporaryDirectory() as folder:

@@ -65,7 +65,7 @@ def peer(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise SystemExit(
+        raise ModuleNotFoundError(
             f"The peer {module} cannot be imported ({error}). Install all peers with "
             "python -m pip install --no-deps --requirement benchmarks/requirements.txt"
         ) from None

@@ -100,7 +100,7 @@ def test_peak_memory_is_that_of_the_work_alone():
 
 def test_a_missing_peer_is_named_with_what_installs_it():
     with pytest.raises(
-        SystemExit, match=r"no_such_peer.*pip install --no-deps --requirement benchmarks/requirements.txt"
+        ModuleNotFoundError, match=r"no_such_peer.*pip install --no-deps --requirement benchmarks/requirements.txt"
     ):
         measure.peer("no_such_peer")
     assert measure.peer("json") is json
@@ -131,6 +131,25 @@ def test_the_table_has_a_line_for_each_row_in_the_order_of_the_names(tmp_path):
 def test_wrong_words_are_refused(words, message):
     done = benchmarks(*words)
     assert done.returncode == 2 and message in done.stderr
+
+
+def old_results(folder: Path, name: str) -> Path:
+    """The rows and the table of an earlier run."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps([Row("an old row", "b", 1.0, "times as fast").as_json()]))
+    (folder / "README.md").write_text(table.markdown(folder, [name]))
+    assert "an old row" in (folder / "README.md").read_text()
+    return path
+
+
+def test_a_crash_leaves_no_old_row_and_is_no_missed_target(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_SOFTLABEL_SOURCES", str(tmp_path / "absent"))
+    for words in (["hessian"], ["hessian", "hessian"]):
+        path = old_results(tmp_path, "hessian")
+        done = benchmarks(*words, "--scale", 0.01, "--output", tmp_path)
+        assert done.returncode == 2 and "set HF_SOFTLABEL_SOURCES" in done.stderr
+        assert not path.exists() and "an old row" not in (tmp_path / "README.md").read_text()
+    assert "hessian CRASHED" in done.stdout
 
 
 def rows_of(name: str, scale: float, folder: Path) -> list[dict]:
