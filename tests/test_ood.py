@@ -11,6 +11,8 @@ from pytorch_ood import detector
 from pytorch_ood.metrics import functional
 from sklearn.metrics import roc_auc_score
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_softlabel import VotesError, load_model
 from hf_softlabel.data.synthetic import TONES
@@ -88,17 +90,67 @@ def test_knn_is_that_of_pytorch_ood_in_blocks_of_any_size(seed, k):
         ood.PAIRS = pairs
 
 
-def test_knn_never_holds_all_distances(monkeypatch):
-    monkeypatch.setattr(ood, "PAIRS", 2**10)
-    largest, cat = [], torch.cat
+def exact_knn(features: torch.Tensor, bank: torch.Tensor, k: int) -> torch.Tensor:
+    """All differences in float64, row by row."""
+    x, bank = (nn.functional.normalize(f.double(), dim=-1) for f in (features, bank))
+    return torch.stack([(bank - row).norm(dim=-1).kthvalue(k).values for row in x])
 
-    def note(parts, *rest):
-        largest.append(sum(part.numel() for part in parts))
-        return cat(parts, *rest)
 
-    monkeypatch.setattr(torch, "cat", note)
-    knn(torch.randn(300, 3), torch.randn(500, 3), 2)
-    assert max(largest) < 300 * 500 / 50
+def tight(spread: float, n: int) -> torch.Tensor:
+    """(n, 64) features about one direction, as those of texts are."""
+    return 1 + spread * torch.randn(n, 64, generator=torch.Generator().manual_seed(n))
+
+
+@pytest.mark.parametrize("k", [1, 50])
+@pytest.mark.parametrize("spread", [10.0, 1e-1, 1e-2, 1e-3, 1e-4])
+def test_knn_is_exact_however_near_the_features_are_to_each_other(spread, k):
+    features, bank = tight(spread, 200), tight(spread, 3000)
+    torch.testing.assert_close(knn(features, bank, k), exact_knn(features, bank, k), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 5, 20, 21, 60, 400])
+@pytest.mark.parametrize("spread", [10.0, 1e-3])
+def test_knn_is_exact_among_duplicates_and_zeros(spread, k):
+    bank = tight(spread, 20).repeat(20, 1)  # each of the 20 is there 20 times, but for 30 that are zeros
+    bank[::13] = 0
+    features = torch.cat([tight(spread, 21), bank[1:20], -bank[1:20], torch.zeros(2, 64)])
+    torch.testing.assert_close(knn(features, bank, k), exact_knn(features, bank, k), rtol=1e-6, atol=1e-12)
+
+
+def test_float64_ranks_again_only_where_float32_cannot(monkeypatch):
+    ranked, search = [], ood._kth_nearest
+    monkeypatch.setattr(ood, "_kth_nearest", lambda x, *rest: ranked.append((len(x), rest[-1])) or search(x, *rest))
+    # Every second query is among features that float32 cannot tell apart, and the others at a right angle to those.
+    loose, more = (x - x.mean(-1, keepdim=True) for x in (tight(10.0, 3000), tight(10.0, 40)))
+    bank = torch.cat([tight(1e-4, 3000), loose])
+    features = torch.stack([tight(1e-4, 40), more], 1).flatten(0, 1)
+    torch.testing.assert_close(knn(features, bank), exact_knn(features, bank, 50), rtol=1e-6, atol=0)
+    assert ranked == [(80, torch.float32), (40, torch.float64)]
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation gives."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        given = operation(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *(x.numel() for x in tensors)])
+        return given
+
+
+@pytest.mark.parametrize("spread", [10.0, 1e-4])
+@pytest.mark.parametrize("bank", [30, 1200])
+def test_knn_never_holds_all_distances_nor_a_copy_of_the_bank(monkeypatch, spread, bank):
+    features, train = tight(spread, 900)[:, :4], tight(spread, bank)[:, :4]
+    monkeypatch.setattr(ood, "PAIRS", 2**12)
+    with LargestTensor() as largest:
+        knn(features, train, 2)
+    assert 900 <= largest.elements <= 2**12
+
+
+def test_knn_needs_as_many_training_examples():
     with pytest.raises(VotesError, match="7 neighbours among 5 training examples"):
         knn(torch.randn(3, 2), torch.randn(5, 2), 7)
 

@@ -72,28 +72,56 @@ def margin(logits: Tensor) -> Tensor:
 def knn(features: Tensor, train_features: Tensor, neighbours: int = 50) -> Tensor:
     """Features (N, D) and those of the training set (M, D) -> (N,): the distance to the k-th nearest of these.
 
-    In blocks of rows and of columns: the (N, M) distances are never in memory. float32 ranks the neighbours, and those
-    about the k-th are measured in float64.
+    float32 ranks the neighbours, and those about the k-th are measured in float64. Where they are so near to each
+    other that float32 may have ranked them wrongly, float64 ranks them again.
     """
     if not 0 < neighbours <= len(train_features):
         raise VotesError(f"{neighbours} neighbours among {len(train_features)} training examples: choose fewer.")
-    x, bank = (nn.functional.normalize(f.float(), dim=-1) for f in (features, train_features))
-    surely, candidates = max(0, neighbours - SPARE), min(len(bank), neighbours + SPARE)
+    distances, sure = _kth_nearest(features, train_features, neighbours, torch.float32)
+    again = torch.nonzero(~sure).flatten()
+    if len(again):
+        distances[again], _ = _kth_nearest(features[again], train_features, neighbours, torch.float64)
+    return distances
+
+
+def _kth_nearest(features: Tensor, bank: Tensor, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The distances (N,), float64, and for which of them (N,) it is certain that `dtype` ranked well enough.
+
+    In blocks of rows and of columns: neither the (N, M) distances nor a copy of the bank are in memory.
+    """
+    width = bank.shape[1]
+    surely, candidates = max(0, k - SPARE), min(len(bank), k + SPARE)
     columns = min(len(bank), max(candidates, PAIRS // 256))
-    result = []
-    for part, own in zip(*(f.split(max(1, PAIRS // columns)) for f in (x, features)), strict=True):
+    lengths = torch.cat([block.double().norm(dim=-1) for block in bank.split(columns)])
+    scales = (1 / lengths.clamp_min(1e-12)).to(dtype)
+    # No cosine is further off: one rounding for each product of its sum, and some for its factors.
+    error = (width + 8) * torch.finfo(dtype).eps / 2
+    distances = torch.empty(len(features), dtype=torch.float64, device=features.device)
+    sure = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    rows = max(1, PAIRS // max(columns, 2 * SPARE * width))
+    for part in (slice(start, start + rows) for start in range(0, len(features), rows)):
+        own = nn.functional.normalize(features[part].double(), dim=-1)
+        ranked = own.to(dtype)
         # The largest cosines so far and whose they are; each block of the bank may replace some.
-        best = torch.full((len(part), candidates), -torch.inf, device=x.device)
-        places = torch.zeros(best.shape, dtype=torch.int64, device=x.device)
+        best = torch.full((len(own), candidates), -torch.inf, dtype=dtype, device=features.device)
+        places = torch.zeros(best.shape, dtype=torch.int64, device=features.device)
         for start in range(0, len(bank), columns):
-            block = bank[start : start + columns]
-            cosines, at = (part @ block.T).topk(min(candidates, len(block)), -1)
-            best, chosen = torch.cat([best, cosines], -1).topk(candidates, -1)
+            block = slice(start, start + columns)
+            cosines = (ranked @ bank[block].to(dtype).T).mul_(scales[block])
+            # Zeros are at distance 1, as unit vectors with the cosine 0.5 are.
+            cosines.index_fill_(1, torch.nonzero(lengths[block] == 0).flatten(), 0.5)
+            largest, at = cosines.topk(min(candidates, cosines.shape[1]), -1)
+            best, chosen = torch.cat([best, largest], -1).topk(candidates, -1)
             places = torch.cat([places, at + start], -1).gather(-1, chosen)
-        near = train_features[places[:, surely:]]
-        own, near = (nn.functional.normalize(f.double(), dim=-1) for f in (own[:, None], near))
-        result.append((near - own).norm(dim=-1).kthvalue(neighbours - surely, -1).values)
-    return torch.cat(result) if result else torch.empty(0, dtype=torch.float64)
+        near = nn.functional.normalize(bank[places[:, surely:]].double(), dim=-1)
+        distances[part] = (near - own[:, None]).norm(dim=-1).kthvalue(k - surely, -1).values
+        # Those that were not measured must be certain to be nearer than the k-th, and those left out to be further.
+        kth = 1 - distances[part].square() / 2
+        if surely:
+            sure[part] &= best[:, surely - 1] - error >= kth
+        if candidates < len(bank):
+            sure[part] &= best[:, -1] + error <= kth
+    return distances, sure
 
 
 def odin(model: nn.Module, inputs: Inputs, temperature: float = 1000.0, epsilon: float = 0.0014) -> Tensor:
