@@ -134,7 +134,8 @@ def diagnose_pair(first: RunDiagnosis, second: RunDiagnosis, options: DiagnoseOp
         train = TrainerBatches(one, one.train_dataset, list(train_rows))
         barrier = loss_barrier(one.model, two.model, batches, train, options.points, progress=True)
     if same_inputs and holds_pixels(one.eval_dataset):
-        gradcam = gradcam_stability(one.model, two.model, batches, progress=True)
+        pictures = TrainerBatches(one, one.eval_dataset, rows, gradients=True)
+        gradcam = gradcam_stability(one.model, two.model, pictures, progress=True)
         votes, _ = votes_and_ids(one.eval_dataset)
         slice_correlations = gradcam.correlations[high_disagreement(votes[rows], options.slice_share).rows]
         defined = np.isfinite(slice_correlations)

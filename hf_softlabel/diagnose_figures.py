@@ -128,7 +128,7 @@ def _overlays(runs: dict[str, RunDiagnosis]) -> Figure | None:
         own = [place[common[i]] for i in chosen]
         parts = [
             grad_cam(found.trainer.model, inputs, votes.argmax(-1)).float().cpu().numpy()
-            for inputs, votes in TrainerBatches(found.trainer, found.trainer.eval_dataset, own)
+            for inputs, votes in TrainerBatches(found.trainer, found.trainer.eval_dataset, own, gradients=True)
         ]
         maps[name] = np.concatenate(parts)
     titles = [_title(common[i], p[i], dataset.names) for i in chosen]

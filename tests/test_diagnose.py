@@ -118,6 +118,20 @@ def test_a_run_with_itself_is_at_one_and_without_a_barrier(runs):
     assert pair.barrier.barrier == pytest.approx(0, abs=1e-9)
 
 
+def test_grad_cam_takes_batches_of_the_training(runs):
+    options = DiagnoseOptions(hessian=False, points=3)
+    found = diagnose_run(runs / "soft", options)
+    whole = diagnose_pair(found, found, options).gradcam
+    sizes = {True: set(), False: set()}  # of the batches with gradients, and of those without
+    found.trainer.model.register_forward_hook(
+        lambda _, __, output: sizes[torch.is_grad_enabled()].add(len(output.logits))
+    )
+    found.trainer.args.per_device_train_batch_size = 16
+    parts = diagnose_pair(found, found, options).gradcam
+    assert max(sizes[True]) == 16 < found.trainer.args.eval_batch_size == max(sizes[False])
+    np.testing.assert_allclose(parts.correlations, whole.correlations, rtol=1e-5)
+
+
 def test_runs_with_other_inputs_are_compared_on_their_own(runs, tmp_path, capsys):
     """The same data with images of another size: each network sees its own."""
     larger = ["--output_dir", str(tmp_path / "larger"), "--seed", "0", "--image_size", "20"]

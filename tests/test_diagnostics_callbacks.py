@@ -106,6 +106,29 @@ def test_numbers_are_those_of_the_functions(tmp_path, texts, news):
     assert ood["news"]["settings"]["knn_neighbours"] == 3 and ood["news"]["settings"]["train_examples"] == 48
 
 
+def test_gradients_are_taken_in_batches_of_the_training_and_the_numbers_do_not_depend_on_them(tmp_path, texts, news):
+    found = []
+    for size in (2, 5):
+        trainer = text_trainer(tmp_path, texts, per_device_train_batch_size=size)
+        sizes = {True: set(), False: set()}  # of the batches with gradients, and of those without
+        trainer.model.classifier.register_forward_hook(
+            lambda _, __, logits, sizes=sizes: sizes[torch.is_grad_enabled()].add(len(logits))
+        )
+        uncertainty, hessian, ood = everything(trainer, news, 0)
+        ood.measure()
+        found.append((hessian.measure(), ood.scores["news"]["odin"]))
+        assert max(sizes[True]) == size
+        sizes[False].clear()
+        uncertainty.measure()
+        assert max(sizes[False]) == min(4 * size, 12)  # an evaluation's, if there are as many
+    (hessian, odin), (other_hessian, other_odin) = found
+    for one, other in ((hessian, other_hessian), (hessian["high_disagreement"], other_hessian["high_disagreement"])):
+        assert one["examples"] == other["examples"] and one["hvps"] == other["hvps"]
+        for name in ("lambda_max", "trace"):
+            assert one[name] == pytest.approx(other[name], rel=1e-5)
+    np.testing.assert_allclose(odin, other_odin, rtol=1e-5)
+
+
 def test_they_run_every_so_many_epochs_and_at_the_end_on_the_best_checkpoint(tmp_path, texts):
     trainer = text_trainer(
         tmp_path,

@@ -196,7 +196,7 @@ class HessianCallback(DiagnosticsCallback):
         trainer = self.trainer
         summary = hessian_summary(
             trainer.model,
-            TrainerBatches(trainer, trainer.eval_dataset, rows, shard=True),
+            TrainerBatches(trainer, trainer.eval_dataset, rows, shard=True, gradients=True),
             rtol=self.rtol,
             seed=trainer.args.seed,
             max_hvps=self.max_hvps,
@@ -243,7 +243,8 @@ class OODCallback(DiagnosticsCallback):
         sets = {"in": trainer.eval_dataset, **self.outside}
         self.scores = {}
         for name, dataset in sets.items():
-            batches = TrainerBatches(trainer, dataset, shard=True)
+            # ODIN takes gradients.
+            batches = TrainerBatches(trainer, dataset, shard=True, gradients=True)
             found = {detector: np.empty(0) for detector in DETECTORS}
             if batches.examples:
                 found = ood_scores(trainer.model, batches, features, settings, self.progress, name)

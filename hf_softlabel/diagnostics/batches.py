@@ -39,6 +39,8 @@ class TrainerBatches:
         dataset: prepared, as `trainer.eval_dataset` is.
         rows: these examples only.
         shard: whether to share the examples among the processes.
+        gradients: whether there will be gradients, for which activations are kept: batches are then no larger than in
+            training. (Those of an evaluation may be: by default they are four times as large.)
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class TrainerBatches:
         rows: list[int] | None = None,
         shard: bool = False,
         batch_size: int | None = None,
+        gradients: bool = False,
     ):
         args = trainer.args
+        usual = min(args.train_batch_size, args.eval_batch_size) if gradients else args.eval_batch_size
         if isinstance(dataset, Dataset):
             dataset = trainer._remove_unused_columns(dataset, description="diagnostics")
         rows = list(range(len(dataset))) if rows is None else list(rows)
@@ -58,7 +62,7 @@ class TrainerBatches:
         self.trainer = trainer
         self.examples = len(rows)
         self.loader = DataLoader(
-            Subset(dataset, rows), batch_size=batch_size or args.eval_batch_size, collate_fn=trainer.data_collator
+            Subset(dataset, rows), batch_size=batch_size or usual, collate_fn=trainer.data_collator
         )
 
     def __len__(self) -> int:
