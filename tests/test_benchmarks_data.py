@@ -21,6 +21,7 @@ TARGETS = {
     "images": [">= 20", ">= 20", None, "<= 0.01", None, None],
     "steps": ["<= 1.02"] * 3 + [None] * 2 + ["<= 1.02"] * 3 + [None],
     "epochs": ["<= 0.9"] * 2 + [None] * 8,
+    "hessian": [">= 5", ">= 5", None, None] * 2,
     "text": [None] * 6,
 }
 
@@ -28,6 +29,8 @@ TARGETS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_benchmark_writes_its_rows_and_the_table(name, tmp_path, sources):
+    if name == "hessian":
+        pytest.importorskip("pyhessian", reason="PyHessian is no dependency: `make bench` installs it")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", name, "--scale", "0.01", "--output", str(tmp_path)],
         cwd=ROOT,
@@ -114,3 +117,15 @@ def test_the_epoch_benchmark_notices_another_training(data, tmp_path):
     other[3] = (other[3] + 1) % 10
     with pytest.raises(AssertionError):
         check_equal(our_trainer(store, str(tmp_path)), stock(other))
+
+
+def test_the_hessian_benchmark_says_whether_the_errors_are_the_same():
+    from benchmarks.hessian import Curvature, compared, errors
+
+    found = [Curvature(10.0, 97.0), Curvature(10.0, 104.0)]
+    own = errors(found, reference=Curvature(10.0, 100.0))
+    assert own.lambda_max == 0 and own.trace == pytest.approx(math.sqrt((0.03**2 + 0.04**2) / 2))
+    assert "; the same error: " in compared(Curvature(0.0, 0.01), Curvature(0.014, 0.001), 2, "exact")
+    for other in (0.016, 0.006):
+        text = compared(Curvature(0.0, 0.01), Curvature(other, 0.001), 2, "exact")
+        assert "; NOT the same error: " in text and f"{other / 0.01:.2f} times ours" in text
