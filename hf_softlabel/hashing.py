@@ -17,6 +17,8 @@ Array = TypeVar("Array", Tensor, np.ndarray)
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+# A permutation's domain must be smaller: its size times 32 random bits is an int64.
+SIZE_LIMIT = 1 << 31
 # Of a whole data set so many rows are permuted at a time: more would not fit a processor's cache.
 _CHUNK = 1 << 12
 
@@ -101,7 +103,8 @@ def permuted_position(position: Tensor, size: Tensor, key: Tensor, rounds: int =
 
     Args:
         position: (N,) int64, in [0, size).
-        size: (N,) int64, in (0, 2**31), the size of each permutation's domain.
+        size: (N,) int64, in (0, SIZE_LIMIT), the size of each permutation's domain. Votes are checked for it where
+            they enter: here a GPU would be waited for in every batch.
         key: (N,) int64, one permutation for each.
         rounds: 24 leave no deviation from uniform that a chi-square test over a million keys finds.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .data.errors import VotesError, some
 from .delivery import multipass_position, sls_bits
-from .hashing import below
+from .hashing import SIZE_LIMIT, below
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,13 @@ class SparseVotes:
             if wrong.any():
                 raise VotesError(f"`votes` has {what} in rows {some(np.unique(rows[wrong]))}: mend or remove them.")
         order = np.lexsort((classes, rows))
-        m = np.bincount(rows, weights=counts, minlength=n).astype(np.int64)
+        m = np.bincount(rows, weights=counts, minlength=n)
         if (m == 0).any():
             raise VotesError(f"Nobody voted on the examples of rows {some(np.flatnonzero(m == 0))}: remove them.")
+        if (m >= SIZE_LIMIT).any():
+            raise VotesError(f"{SIZE_LIMIT} votes or more in rows {some(np.flatnonzero(m >= SIZE_LIMIT))}: mend them.")
         labels = np.repeat(classes[order].astype(np.int32), counts[order])
-        return cls(torch.from_numpy(labels), torch.from_numpy(np.concatenate(([0], m.cumsum()))))
+        return cls(torch.from_numpy(labels), torch.from_numpy(np.concatenate(([0], m.astype(np.int64).cumsum()))))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -41,6 +41,8 @@ def test_rows_of_the_contract_give_the_same_votes_in_any_order_of_the_classes():
         ([[0], [5]], [[1], [1]], "a label outside of 0..4 in rows 1"),
         ([[-1], [2]], [[1], [1]], "a label outside of 0..4 in rows 0"),
         ([[0], [1]], [[1], [-2]], "a negative count in rows 1"),
+        ([[0], [1, 2]], [[1], [2**31 - 1, 1]], "2147483648 votes or more in rows 1"),
+        ([[0, 3], [1]], [[2**62, 2**62], [1]], "2147483648 votes or more in rows 0"),
         ([[0], [1], []], [[1], [0], []], "Nobody voted on the examples of rows 1, 2"),
     ],
 )

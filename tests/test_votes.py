@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset, Features, List, Value, load_dataset, load_from_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from hf_softlabel.data.votes import (
     votes_features,
     with_votes,
 )
+from hf_softlabel.delivery import multipass_position
 
 
 def votes_set(votes, names=None, ids=None, label=None) -> Dataset:
@@ -48,6 +50,10 @@ def votes_set(votes, names=None, ids=None, label=None) -> Dataset:
         ([[1, 2], [3, -1]], r"negative in 1 row\(s\): 1"),
         ([[0.5, 0.5], [float("nan"), 1.0]], r"not a number or infinite in 1 row\(s\): 1"),
         ([[0.5, 0.5], [float("inf"), 0.0]], r"not a number or infinite in 1 row\(s\): 1"),
+        ([[1, 2], [2**31 - 1, 1]], r"2147483648 votes or more in 1 row\(s\): 1.*mend these counts"),
+        ([[0, 2**32], [1, 2]], r"2147483648 votes or more in 1 row\(s\): 0"),
+        ([[2**62, 2**62], [1, 2]], r"2147483648 votes or more in 1 row\(s\): 0"),  # whose sum overflows
+        ([{"labels": [1, 1], "counts": [2**30, 2**30]}], r"2147483648 votes or more in 1 row\(s\): 0"),
         ([[0, 0], [1, 0]], r"all zero in 1 row\(s\): 0.*remove them"),
         ([[0.0, 0.0], [1.0, 0.0]], r"all zero in 1 row\(s\): 0"),
         ([[0.5, 0.5], [0.5, 0.50001]], r"floats that do not sum to 1 in 1 row\(s\): 1.*cast the column to integers"),
@@ -66,6 +72,13 @@ def votes_set(votes, names=None, ids=None, label=None) -> Dataset:
 def test_wrong_votes(votes, message):
     with pytest.raises(VotesError, match=message):
         votes_array(votes, 2)
+
+
+def test_as_many_votes_as_a_permutation_takes_are_votes():
+    votes = torch.from_numpy(votes_array([[2**31 - 2, 1], [2**30, 2**30 - 1]], 2))
+    for epoch in range(50):
+        position = multipass_position(votes.sum(-1), torch.tensor([3, 4]), epoch, seed=0)
+        assert ((position >= 0) & (position < 2**31 - 1)).all()
 
 
 def test_the_tolerance_of_the_sum_is_a_millionth():

@@ -20,7 +20,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from datasets import IterableDataset as StreamingDataset
 
 from ..delivery import majority_label, sample_label
-from ..hashing import hash64, permuted_position
+from ..hashing import SIZE_LIMIT, hash64, permuted_position
 from .errors import VotesError, some
 
 SUM_TOLERANCE = 1e-6
@@ -127,6 +127,13 @@ def check_votes(votes: np.ndarray, num_classes: int | None = None) -> None:
         _refuse(~np.isfinite(votes).all(1), "not a number or infinite", "remove these rows or mend their votes")
     _refuse((votes < 0).any(1), "negative", "votes are counts or probabilities")
     total = votes.sum(1)
+    if votes.dtype.kind != "f":
+        # The entries too, as a sum of very large ones overflows.
+        _refuse(
+            (total >= SIZE_LIMIT) | (votes >= SIZE_LIMIT).any(1),
+            f"{SIZE_LIMIT} votes or more",
+            "mend these counts, or give probabilities",
+        )
     _refuse(total == 0, "all zero", "nobody voted on these examples: remove them")
     if votes.dtype.kind == "f":
         _refuse(
