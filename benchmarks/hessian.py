@@ -3,8 +3,8 @@
 Both have the same trained model and the same examples, which fit one batch: PyHessian keeps the graph of one batch,
 and builds those of a loader anew for each product. Its stopping rule, a small change from one step to the next, does
 not know its error. So it is given the number of probes that the spread of its own estimates asks for: for a standard
-error of 1%, at which ours stops by itself, and for the error that ours is measured to have then, often a smaller one.
-Each round has a seed of its own, and the errors are those of the timed runs.
+error of 1%, at which ours stops by itself, and for the error that ours is then measured to have. Each round has a seed
+of its own, and the errors are those of the timed runs.
 """
 
 from __future__ import annotations

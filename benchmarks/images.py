@@ -24,7 +24,7 @@ from hf_softlabel.data.images import ImageTransform, VotesImages
 from hf_softlabel.delivery import Delivery
 from hf_softlabel.models import CIFAR_MEAN, CIFAR_STD, build_resnet
 
-from .measure import Row, alternate, growth, peak_memory
+from .measure import Row, alternate, growth, memory, peak_memory
 from .real_data import cifar10h, image_store
 
 BATCH = 128
@@ -176,12 +176,11 @@ def rows(scale: float) -> Iterator[Row]:
 
     yield growth("delivering an epoch of images", delivered_epoch, n)
 
-    bytes_each = peak_memory(decoded_store, n) / n
-    yield Row(
-        "peak memory of decoding images into the store",
-        "3,072 bytes of pixels per image",
-        bytes_each * 1e6 / 1e9,
-        "GB per million examples",
+    yield memory(
+        "decoding images into the store, itself included",
+        "the files, of which 3,072 bytes of pixels each are kept",
+        peak_memory(decoded_store, n),
+        n,
         sizes={"images": n},
         packages=("datasets",),
     )

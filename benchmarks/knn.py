@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_softlabel.diagnostics.ood import OODSettings, knn
 
-from .measure import Row, alternate, growth, peak_memory, peer
+from .measure import Row, alternate, growth, memory, peak_memory, peer
 
 BANK, QUERIES, WIDTH = 50_000, 2_000, 512
 K = OODSettings().knn_neighbours
@@ -48,15 +48,11 @@ def rows(scale: float) -> Iterator[Row]:
         "times as much",
         sizes={**sizes, "bytes": peak, "of all distances they would be": 8 * bank * queries},
     )
-    yield growth(
-        "KNN scores, growth in queries", lambda n: scores(bank, n), max(1, queries // 10), clock=time.process_time
-    )
-    yield growth(
-        "KNN scores, growth in the bank",
-        lambda n: scores(n, max(1, queries // 4)),
-        max(K, bank // 10),
-        clock=time.process_time,
-    )
+    yield memory("KNN scores, by the size of the bank", "the features of queries and bank", peak, bank, sizes=sizes)
+    clock = time.process_time
+    yield growth("KNN scores, growth in queries", lambda n: scores(bank, n), max(1, queries), clock=clock)
+    few = max(1, queries // 4)
+    yield growth("KNN scores, growth in the bank", lambda n: scores(n, few), bank, clock=clock)
 
 
 def data(bank: int, queries: int) -> tuple[Tensor, Tensor]:

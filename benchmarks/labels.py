@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from hf_softlabel.delivery import multipass_label, sls_label
 from hf_softlabel.sparse_votes import SparseVotes
 
-from .measure import Row, alternate, growth, peak_memory
+from .measure import Row, alternate, growth, memory, peak_memory
 
 EXAMPLES, VOTES, CLASSES = 1_000_000, 100, 10
 SPARSE_VOTES, MANY_CLASSES = 5, 1_000
@@ -75,6 +76,18 @@ def from_arrays(votes: Tensor) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
     return shuffle
 
 
+def from_permuted(votes: Tensor) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+    """The same with numpy, all examples in one call."""
+    table, classes = votes.numpy(), np.arange(CLASSES, dtype=np.int8)
+
+    def shuffle() -> tuple[np.ndarray, np.ndarray]:
+        sequences = np.tile(classes, len(table)).repeat(table.ravel()).reshape(len(table), VOTES)
+        np.random.default_rng(0).permuted(sequences, axis=1, out=sequences)
+        return sequences[:, 0], sequences
+
+    return shuffle
+
+
 def _counts_work(n: int) -> Callable[[], object]:
     return from_counts(counts(n))
 
@@ -87,9 +100,23 @@ def _check_cycle(votes: Tensor) -> None:
     """Over as many epochs as there are votes, each vote is shown once, as by the lists."""
     ids = torch.arange(len(votes))
     shown = torch.stack([multipass_label(votes, ids, epoch, 0) for epoch in range(VOTES)], 1)
-    for labels in (shown, torch.tensor(from_lists(votes)()[1])):
-        if not torch.equal(torch.nn.functional.one_hot(labels, CLASSES).sum(1), votes):
-            raise AssertionError("a cycle does not show each vote once")
+    for make in (from_lists, from_arrays, from_permuted):
+        first, sequences = map(torch.as_tensor, make(votes)())
+        check_voted_for(first.long(), votes)
+        check_each_vote_once(sequences.long(), votes)
+    check_each_vote_once(shown, votes)
+
+
+def check_each_vote_once(sequences: Tensor, votes: Tensor) -> None:
+    """`sequences` (n, m) of labels have the counts `votes` (n, C)."""
+    if not torch.equal(torch.nn.functional.one_hot(sequences, CLASSES).sum(1), votes):
+        raise AssertionError("a cycle does not show each vote once")
+
+
+def check_voted_for(labels: Tensor, votes: Tensor) -> None:
+    """Each of the labels (n,) has a vote in `votes` (n, C)."""
+    if not (votes.gather(1, labels[:, None]) > 0).all():
+        raise AssertionError("a peer gives a label that nobody voted for")
 
 
 def _multipass(n: int) -> Iterator[Row]:
@@ -107,6 +134,8 @@ def _multipass(n: int) -> Iterator[Row]:
     yield times.row(what, each, unit, **same)
     times = alternate(from_counts(votes), from_arrays(votes), 3, time.process_time)
     yield times.row(what, "a shuffled numpy array for each example", unit, **same)
+    times = alternate(from_counts(votes), from_permuted(votes), 3, time.process_time)
+    yield times.row(what, "one array of all votes, by rng.permuted(axis=1)", unit, **same)
 
     ours, lists = peak_memory(_counts_work, n), peak_memory(_lists_work, n // 10) * 10
     sizes = {"examples": n, "bytes of the counts": votes.numel() * 8, "bytes beyond, ours": ours, "lists": lists}
@@ -118,7 +147,8 @@ def _multipass(n: int) -> Iterator[Row]:
         sizes=sizes,
         checked="ours holds the labels (8 bytes each) and works on blocks of 65,536 examples",
     )
-    yield growth("multipass labels from counts, growth", _counts_work, n // 10, clock=time.process_time)
+    yield memory("multipass labels of an epoch", "the counts", ours, n, sizes={"examples": n})
+    yield growth("multipass labels from counts, growth", _counts_work, n, clock=time.process_time)
 
 
 def sparse(n: int, classes: int) -> SparseVotes:
@@ -132,7 +162,11 @@ def from_sparse(n: int, classes: int = MANY_CLASSES) -> Callable[[], Tensor]:
 
 
 def _inverse_cdf(p: Tensor) -> Tensor:
-    return torch.searchsorted(p.cumsum(1), torch.rand(len(p), 1), right=True).squeeze(1)
+    return _by_cdf(p.cumsum(1))
+
+
+def _by_cdf(cdf: Tensor) -> Tensor:
+    return torch.searchsorted(cdf, torch.rand(len(cdf), 1), right=True).squeeze(1)
 
 
 def _multinomial(p: Tensor) -> Tensor:
@@ -148,11 +182,18 @@ def _sparse(n: int) -> Iterator[Row]:
         raise AssertionError("sparse and dense votes give different labels")
     p = dense.float() / SPARSE_VOTES
     sizes = {"examples": n, "classes": MANY_CLASSES, "votes each": SPARSE_VOTES, "dense rows at a time": block}
-    checked = f"equal to the labels of dense counts, for {block:,} examples"
-    for peer, draw in (("inverse CDF of dense rows", _inverse_cdf), ("torch.multinomial on dense rows", _multinomial)):
-        times = alternate(ours, lambda draw=draw: [draw(p) for _ in range(max(1, n // block))], 3, time.process_time)
+    checked = f"equal to the labels of dense counts, and the peer's are voted for, for {block:,} examples"
+    cdf = p.cumsum(1)
+    for peer, rows_at_hand, draw, target in (
+        ("inverse CDF of dense rows", p, _inverse_cdf, ">= 20"),
+        ("torch.multinomial on dense rows", p, _multinomial, ">= 20"),
+        ("searchsorted in dense CDFs that are kept", cdf, _by_cdf, None),
+    ):
         # The rows are there already, in float32, half of what our own counts take: the peer only draws.
-        yield times.row("SLS labels from sparse votes", peer, "times as fast", ">= 20", sizes=sizes, checked=checked)
+        theirs = partial(draw, rows_at_hand)
+        check_voted_for(theirs(), dense)
+        times = alternate(ours, lambda: [theirs() for _ in range(max(1, n // block))], 3, time.process_time)  # noqa: B023
+        yield times.row("SLS labels from sparse votes", peer, "times as fast", target, sizes=sizes, checked=checked)
 
     few, many = (max(1, peak_memory(from_sparse, n, classes)) for classes in (MANY_CLASSES, 10 * MANY_CLASSES))
     yield Row(
@@ -169,4 +210,5 @@ def _sparse(n: int) -> Iterator[Row]:
         },
         checked="the same number of votes",
     )
-    yield growth("SLS labels from sparse votes, growth", from_sparse, n // 10, clock=time.process_time)
+    yield memory("SLS labels of an epoch", "the sparse votes", few, n, sizes={"examples": n, "classes": MANY_CLASSES})
+    yield growth("SLS labels from sparse votes, growth", from_sparse, n, clock=time.process_time)

@@ -139,6 +139,14 @@ def growth(
     return row
 
 
+MEMORY = "MB per million examples"
+
+
+def memory(name: str, beyond: str, peak: int, n: int, **rest: Any) -> Row:
+    """A row of the table of memory: the bytes of `peak_memory` for n examples. A byte of each is a MB of a million."""
+    return Row(name, beyond, peak / n, MEMORY, **rest)
+
+
 def _memory(field_name: str) -> int:
     """`VmRSS` or `VmHWM` of this process, in bytes (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()

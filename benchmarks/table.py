@@ -1,4 +1,4 @@
-"""All results as one Markdown table of ratios."""
+"""All results as two Markdown tables: of ratios, and of memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from .measure import MEMORY
 
 
 def _number(x: float) -> str:
@@ -24,21 +26,29 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["name"], row["peer"], ratio, row["target"] or "reported", met, sizes, row["checked"]]
 
 
+def _memory_cells(row: dict[str, Any]) -> list[str]:
+    name, peer, _, _, _, sizes, _ = _cells(row)
+    return [name, peer, _number(row["ratio"]), sizes]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
 def markdown(folder: Path, names: Sequence[str]) -> str:
-    """The table of all `NAME.json` in `folder`, in the order of `names`."""
+    """The tables of all `NAME.json` in `folder`, in the order of `names`."""
+    paths = [folder / f"{name}.json" for name in names]
+    rows = [row for path in paths if path.exists() for row in json.loads(path.read_text(encoding="utf-8"))]
     header = ["what", "against", "ratio (lowest to highest of the rounds)", "target", "", "sizes", "same work?"]
     lines = [
         "# Results",
         "",
-        "Made by `make bench`; do not edit. Ratios of medians taken in turn in one run, one thread; they hold for the",
-        "machine that ran them. Versions are in the JSON files.",
+        "Made by `make bench`; do not edit. Medians of the rounds' ratios, both sides in turn in one run, one thread;",
+        "they hold for the machine that ran them. Versions are in the JSON files.",
         "",
-        "| " + " | ".join(header) + " |",
-        "|" + "---|" * len(header),
+        *_table(header, [_cells(row) for row in rows if row["unit"] != MEMORY]),
     ]
-    for name in names:
-        path = folder / f"{name}.json"
-        if path.exists():
-            for row in json.loads(path.read_text(encoding="utf-8")):
-                lines.append("| " + " | ".join(_cells(row)) + " |")
+    if memory := [_memory_cells(row) for row in rows if row["unit"] == MEMORY]:
+        lines += ["", "## Memory", "", "By how much the work raises the peak of a process that has its inputs.", ""]
+        lines += _table(["what", "beyond", MEMORY, "sizes"], memory)
     return "\n".join(lines) + "\n"

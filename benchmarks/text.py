@@ -18,7 +18,7 @@ from hf_softlabel.data.text import tokenize_votes
 from hf_softlabel.data.votes import class_names
 
 from .images import TRANSFORM
-from .measure import Row, alternate, growth
+from .measure import Row, alternate, growth, memory, peak_memory
 from .real_data import chaosnli, image_store, wordpiece
 from .steps import bert, resnet
 
@@ -96,6 +96,9 @@ def rows(scale: float) -> Iterator[Row]:
             packages=PACKAGES,
         )
         yield growth("tokenising texts", tokenising, len(texts), packages=PACKAGES)
+        peak = peak_memory(tokenising, len(texts))
+        sizes = {"texts": len(texts)}
+        yield memory("tokenising texts", "the texts", peak, len(texts), sizes=sizes, packages=PACKAGES)
 
         options = {"per_device_train_batch_size": 32}
         mixed = padding_share(text_trainer(folder, tokens, **options))

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import measure, table
-from benchmarks.measure import Alternation, Row, alternate, growth, peak_memory
+from benchmarks import labels, measure, table
+from benchmarks.measure import Alternation, Row, alternate, growth, memory, peak_memory
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {"name", "peer", "ratio", "unit", "target", "spread", "sizes", "seconds", "checked", "met", "versions"}
@@ -110,15 +111,38 @@ def test_the_table_has_a_line_for_each_row_in_the_order_of_the_names(tmp_path):
     first = Row("labels", "lists", 1234.5, "times as fast", ">= 50", (1000.0, 2000.0), {"examples": 1000000})
     second = Row("batch", "step", 0.0123, "times as long", "<= 0.01", checked="equal")
     third = Row("memory", "bank", 2.05, "times as much")
+    fourth = memory("store", "files", 60_000_000, 20_000, sizes={"images": 20_000})
     (tmp_path / "b.json").write_text(json.dumps([first.as_json()]))
-    (tmp_path / "a.json").write_text(json.dumps([second.as_json(), third.as_json()]))
+    (tmp_path / "a.json").write_text(json.dumps([second.as_json(), fourth.as_json(), third.as_json()]))
     text = table.markdown(tmp_path, ("b", "a", "absent"))
-    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    ratios, peaks = text.split("## Memory")
+    lines = [line for line in ratios.splitlines() if line.startswith("| ")][1:]
     assert lines == [
         "| labels | lists | 1,234 times as fast (1,000 to 2,000) | >= 50 | met | examples 1,000,000 |  |",
         "| batch | step | 0.0123 times as long | <= 0.01 | **missed** |  | equal |",
         "| memory | bank | 2.05 times as much | reported |  |  |  |",
     ]
+    assert [line for line in peaks.splitlines() if line.startswith("| ")] == [
+        "| what | beyond | MB per million examples | sizes |",
+        "| store | files | 3,000 | images 20,000 |",
+    ]
+    (tmp_path / "a.json").unlink()
+    assert "## Memory" not in table.markdown(tmp_path, ("b", "a"))
+
+
+def test_the_labels_benchmark_notices_wrong_labels():
+    votes = labels.counts(50)
+    for make in (labels.from_lists, labels.from_arrays, labels.from_permuted):
+        first, sequences = (torch.as_tensor(x).long() for x in make(votes)())
+        labels.check_voted_for(first, votes)
+        labels.check_each_vote_once(sequences, votes)
+        assert not torch.equal(sequences, sequences.sort(1).values), "not shuffled"
+        row, wrong = (votes == 0).nonzero()[0].tolist()
+        first[row] = sequences[row, 0] = wrong
+        with pytest.raises(AssertionError, match="nobody voted for"):
+            labels.check_voted_for(first, votes)
+        with pytest.raises(AssertionError, match="each vote once"):
+            labels.check_each_vote_once(sequences, votes)
 
 
 # The command.

@@ -22,7 +22,7 @@ TARGETS = {
     "steps": ["<= 1.02"] * 3 + [None] * 2 + ["<= 1.02"] * 3 + [None],
     "epochs": ["<= 0.9"] * 2 + [None] * 8,
     "hessian": [">= 5", ">= 5", None, None] * 2,
-    "text": [None] * 6,
+    "text": [None] * 7,
 }
 
 
