@@ -270,7 +270,10 @@ def test_an_adapter_is_pushed_without_its_base_and_loads_in_a_new_process(here, 
     # A base as others have them: with a head for other classes.
     base = type(base)(BertConfig(**{**base.config.to_dict(), "id2label": {0: "no", 1: "yes"}, "label2id": None}))
     for part in (base, tokenizer):
-        part.push_to_hub("someone/base", token=TOKEN, private=True)
+        part.save_pretrained(tmp_path / "base")
+    api = HfApi(token=TOKEN)
+    api.create_repo("someone/base", private=True)
+    api.upload_folder(repo_id="someone/base", folder_path=tmp_path / "base")
     model, tokenizer = load_model("someone/base", TONES, task="text")
     options = {"hub_model_id": "someone/adapter", "push_to_hub": True}
     options |= {"hub_strategy": "checkpoint", "save_strategy": "epoch"}
