@@ -270,13 +270,8 @@ def test_an_adapter_is_pushed_without_its_base_and_loads_in_a_new_process(here, 
     # A base as others have them: with a head for other classes.
     base = type(base)(BertConfig(**{**base.config.to_dict(), "id2label": {0: "no", 1: "yes"}, "label2id": None}))
     for part in (base, tokenizer):
-        part.save_pretrained(tmp_path / "base")
-    api = HfApi(token=TOKEN)
-    api.create_repo("someone/base", private=True)
-    api.upload_folder(repo_id="someone/base", folder_path=tmp_path / "base")
-    # As if it had been loaded from there: transformers may hold a client of another test's in this process.
-    model, tokenizer = load_model(tmp_path / "base", TONES, task="text")
-    model.name_or_path = model.config.name_or_path = "someone/base"
+        part.push_to_hub("someone/base", token=TOKEN, private=True)
+    model, tokenizer = load_model("someone/base", TONES, task="text")
     options = {"hub_model_id": "someone/adapter", "push_to_hub": True}
     options |= {"hub_strategy": "checkpoint", "save_strategy": "epoch"}
     trainer = lora(model, tokenizer, texts, tmp_path, **options)

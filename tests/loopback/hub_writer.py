@@ -139,6 +139,8 @@ class Hub:
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
         # Behind the functions of the module itself, such as file_exists.
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", self.url)
+        # transformers keeps a client from its first use, perhaps in an earlier test, and with it that test's address.
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         monkeypatch.delenv("HF_TOKEN", raising=False)
 
     def _user(self, request: Request) -> str | None:
