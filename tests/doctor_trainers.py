@@ -32,12 +32,10 @@ def tokenised(texts) -> dict[str, Dataset]:
     return {name: split.add_column("p", distributions(split)) for name, split in splits.items()}
 
 
-def stock(tmp_path, train, held_out=None, cls=Trainer, names=TONES, model=None, **options) -> Trainer:
-    """A stock Trainer with a stock BERT; `trainer` are the Trainer's own arguments."""
-    made, tokenizer = load_model("synthetic-bert", names, task="text")
-    further = {key: options.pop(key) for key in ("compute_loss_func", "callbacks") if key in options}
-    args = TrainingArguments(
-        output_dir=str(tmp_path / "run"),
+def arguments(output_dir, **options) -> TrainingArguments:
+    """Of a stock Trainer that is to be quick and quiet."""
+    return TrainingArguments(
+        output_dir=str(output_dir),
         per_device_train_batch_size=8,
         report_to="none",
         use_cpu=True,
@@ -46,9 +44,15 @@ def stock(tmp_path, train, held_out=None, cls=Trainer, names=TONES, model=None, 
         logging_strategy="no",
         **options,
     )
+
+
+def stock(tmp_path, train, held_out=None, cls=Trainer, names=TONES, model=None, **options) -> Trainer:
+    """A stock Trainer with a stock BERT; `trainer` are the Trainer's own arguments."""
+    made, tokenizer = load_model("synthetic-bert", names, task="text")
+    further = {key: options.pop(key) for key in ("compute_loss_func", "callbacks") if key in options}
     return cls(
         model=made if model is None else model,
-        args=args,
+        args=arguments(tmp_path / "run", **options),
         train_dataset=train,
         eval_dataset=held_out,
         data_collator=DataCollatorWithPadding(tokenizer),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset
+from doctor_trainers import arguments
 from PIL import Image
 from torch import nn
 from torch.utils.data import SequentialSampler
@@ -17,7 +18,6 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     Trainer,
-    TrainingArguments,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -35,16 +35,7 @@ class InOrder(Trainer):
 
 
 def trainer(tmp_path, model, train, collator=None, cls=Trainer, loss=None, **options) -> Trainer:
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=8,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        logging_strategy="no",
-        **options,
-    )
+    args = arguments(tmp_path, **options)
     return cls(model=model, args=args, train_dataset=train, data_collator=collator, compute_loss_func=loss)
 
 
