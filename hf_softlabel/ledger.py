@@ -20,18 +20,19 @@ LEDGER_NAME = "ledger.npz"
 _MASK64 = (1 << 64) - 1
 
 
-def entry_hashes(epoch: int, example_id: Tensor, target: Tensor) -> Tensor:
-    """(N,) int64, one hash for each (epoch, example_id, target); target is (N,) labels or (N, C) distributions."""
-    if target.is_floating_point():
-        # In steps of 2**-20, so that the last bits of a division do not make two equal targets differ.
-        steps = (target.double() * 2**20).round().long()
-        classes = torch.arange(target.shape[-1], device=target.device)
-        target = hash64("target", classes, steps).sum(-1)
-    return hash64("ledger", epoch, example_id, target)
+def target_words(target: Tensor) -> Tensor:
+    """(N,) int64: labels (N,) as they are, and a hash of distributions (N, C)."""
+    if not target.is_floating_point():
+        return target
+    # In steps of 2**-20, so that the last bits of a division do not make two equal targets differ.
+    steps = (target.double() * 2**20).round().long()
+    return hash64("target", torch.arange(target.shape[-1], device=target.device), steps).sum(-1)
 
 
 class Ledger:
-    """Collects entry hashes on the device while an epoch runs, and folds them into one sum when the next one begins.
+    """Collects labels on the device while an epoch runs, and folds their hashes into one sum when the next one begins.
+
+    Hashing a batch takes as many small operations as hashing a whole epoch, so that it waits for the epoch's end.
 
     Args:
         gather: takes this process's array and returns those of all processes, in one list. Called on every process.
@@ -42,15 +43,21 @@ class Ledger:
         self._epoch = 0
         self._total = 0  # of the epochs before this one
         self._before = np.zeros(0, np.int64)  # this epoch's entries before a resume; the same on every process
-        self._pending: list[Tensor] = []
+        self._pending: list[tuple[Tensor, Tensor]] = []
 
-    def record(self, epoch: int, example_id: Tensor, target: Tensor) -> None:
-        """Note a batch. Does not wait for the device."""
-        self._pending.append(entry_hashes(epoch, example_id, target))
+    def record(self, example_id: Tensor, target: Tensor) -> None:
+        """Note a batch of this epoch: labels (N,) or distributions (N, C). Does not wait for the device."""
+        self._pending.append((example_id, target_words(target)))
+
+    def _own_entries(self) -> np.ndarray:
+        """One hash for each (epoch, example_id, target) that this process has recorded in this epoch."""
+        if not self._pending:
+            return np.zeros(0, np.int64)
+        example_id, target = (torch.cat(column) for column in zip(*self._pending, strict=True))
+        return hash64("ledger", self._epoch, example_id, target).cpu().numpy()
 
     def _epoch_entries(self) -> np.ndarray:
-        mine = torch.cat(self._pending).cpu().numpy() if self._pending else np.zeros(0, np.int64)
-        return np.unique(np.concatenate([self._before, *self._gather(mine)]))
+        return np.unique(np.concatenate([self._before, *self._gather(self._own_entries())]))
 
     def _total_with(self, entries: np.ndarray) -> int:
         return (self._total + int(entries.astype(np.uint64).sum(dtype=np.uint64))) & _MASK64

@@ -206,7 +206,7 @@ class VotesTrainer(HubPushes):
         inputs = self.model_inputs(model, inputs, augment=train and self.args.augment)
         if train:
             target = self.delivery(votes, example_id, epoch)
-            self.ledger.record(epoch, example_id, target)
+            self.ledger.record(example_id, target)
             if self.delivery.name == "mixup":
                 pairs = mixup_pairs(example_id, epoch, self.delivery.seed, self.args.mixup_alpha)
                 inputs = mix_inputs(inputs, *pairs, self.accelerator.unwrap_model(model))

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_softlabel.hashing import hash64
-from hf_softlabel.ledger import Ledger, entry_hashes
+from hf_softlabel.ledger import Ledger
 
 ENTRIES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=30)
 Batch = list[tuple[int, int]]
 
 
-def record(ledger: Ledger, epoch: int, entries: Batch) -> None:
+def record(ledger: Ledger, entries: Batch) -> None:
     ids, labels = (torch.tensor(column) for column in zip(*entries, strict=True))
-    ledger.record(epoch, ids, labels)
+    ledger.record(ids, labels)
 
 
 def digest(*epochs: Batch) -> str:
@@ -28,7 +28,7 @@ def digest(*epochs: Batch) -> str:
     ledger = Ledger()
     for epoch, entries in enumerate(epochs):
         ledger.begin_epoch(epoch)
-        record(ledger, epoch, entries)
+        record(ledger, entries)
     return ledger.digest()
 
 
@@ -53,7 +53,7 @@ def test_order_and_batch_size_do_not_matter(entries, rng, size):
     ledger = Ledger()
     ledger.begin_epoch(0)
     for start in range(0, len(shuffled), size):
-        record(ledger, 0, shuffled[start : start + size])
+        record(ledger, shuffled[start : start + size])
     assert ledger.digest() == digest(entries)
 
 
@@ -82,20 +82,17 @@ def processes(parts: list[list[Batch]]) -> str:
     """The digest of a run whose epochs are spread over processes: parts[process][epoch]. All must agree on it."""
     ledgers: list[Ledger] = []
 
-    def pending(ledger: Ledger) -> np.ndarray:
-        return torch.cat(ledger._pending).numpy() if ledger._pending else np.zeros(0, np.int64)
-
     # The collective calls of real processes meet; here they are made one by one, so a gather looks at what was set
     # aside just before the first of them.
     aside: list[np.ndarray] = []
     ledgers.extend(Ledger(gather=lambda array: aside) for _ in parts)
     for epoch in range(len(parts[0])):
-        aside[:] = [pending(ledger) for ledger in ledgers]
+        aside[:] = [ledger._own_entries() for ledger in ledgers]
         for ledger, epochs in zip(ledgers, parts, strict=True):
             ledger.begin_epoch(epoch)
             if epochs[epoch]:
-                record(ledger, epoch, epochs[epoch])
-    aside[:] = [pending(ledger) for ledger in ledgers]
+                record(ledger, epochs[epoch])
+    aside[:] = [ledger._own_entries() for ledger in ledgers]
     (only,) = {ledger.digest() for ledger in ledgers}
     return only
 
@@ -118,7 +115,7 @@ def test_a_run_saved_and_resumed_anywhere_equals_one_that_was_not(epochs, data):
         for epoch, entries in enumerate(epochs[: stop + 1]):
             ledger.begin_epoch(epoch)
             if entries[: cut if epoch == stop else None]:
-                record(ledger, epoch, entries[: cut if epoch == stop else None])
+                record(ledger, entries[: cut if epoch == stop else None])
         ledger.save(folder)
         resumed = Ledger()
         resumed.load(folder)
@@ -128,15 +125,15 @@ def test_a_run_saved_and_resumed_anywhere_equals_one_that_was_not(epochs, data):
         rest = entries[cut:] if epoch == stop else entries
         # The epoch's end repeats examples that were seen before the save.
         if rest + entries[:2]:
-            record(resumed, epoch, rest + entries[:2])
+            record(resumed, rest + entries[:2])
     assert resumed.digest() == digest(*epochs)
 
 
 def test_two_processes_resumed_count_the_entries_before_once(tmp_path):
     first = Ledger()
-    record(first, 0, FIRST[:2])
+    record(first, FIRST[:2])
     first.save(tmp_path)
-    mine, other = entry_hashes(0, torch.tensor([9]), torch.tensor([2])), np.zeros(0, np.int64)
+    mine, other = hash64("ledger", 0, torch.tensor([9]), 2), np.zeros(0, np.int64)
     resumed = Ledger(gather=lambda array: [mine.numpy(), other])
     resumed.load(tmp_path)
     resumed.begin_epoch(0)
@@ -150,7 +147,7 @@ def test_only_the_writing_process_saves(tmp_path):
 
 def soft_digest(target: torch.Tensor) -> str:
     ledger = Ledger()
-    ledger.record(0, torch.arange(len(target)), target)
+    ledger.record(torch.arange(len(target)), target)
     return ledger.digest()
 
 
@@ -169,5 +166,7 @@ def test_soft_targets_count_by_class_and_by_example():
     target = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.5, 0.0]])
     assert soft_digest(target) != soft_digest(target.flip(1))
     assert soft_digest(target) != soft_digest(target.flip(0))
-    one_by_one = [entry_hashes(0, torch.tensor([i]), target[[i]]) for i in range(2)]
-    assert torch.equal(entry_hashes(0, torch.arange(2), target), torch.cat(one_by_one))
+    one_by_one = Ledger()
+    for i in range(2):
+        one_by_one.record(torch.tensor([i]), target[[i]])
+    assert one_by_one.digest() == soft_digest(target)

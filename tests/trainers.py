@@ -44,7 +44,7 @@ def expected_digest(dataset: Dataset, delivery: Delivery, epochs: int) -> str:
     votes, ids = torch.from_numpy(dense_votes(dataset)), torch.tensor(dataset["example_id"][:])
     for epoch in range(epochs):
         ledger.begin_epoch(epoch)
-        ledger.record(epoch, ids, delivery(votes, ids, epoch))
+        ledger.record(ids, delivery(votes, ids, epoch))
     return ledger.digest()
 
 
