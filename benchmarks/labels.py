@@ -1,4 +1,5 @@
 """Labels of a data set: multipass from counts against lists of votes, and SLS from sparse votes against dense rows.
+Also the memory of training on such votes.
 
 The lists are the papers' words taken literally: each example's counts are expanded into its votes, shuffled once, kept
 and cycled. Dense rows have a number for each class.
@@ -10,11 +11,16 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
 import torch
+from datasets import Dataset
 from torch import Tensor
 
+from hf_softlabel import SLSTrainer, SoftLabelConfig
+from hf_softlabel.data.votes import votes_features
 from hf_softlabel.delivery import multipass_label, sls_label
 from hf_softlabel.sparse_votes import SparseVotes
 
@@ -30,6 +36,7 @@ def rows(scale: float) -> Iterator[Row]:
     torch.set_num_threads(1)
     yield from _multipass(int(EXAMPLES * scale))
     yield from _sparse(int(EXAMPLES * scale))
+    yield from _training(int(EXAMPLES * scale))
 
 
 def counts(n: int) -> Tensor:
@@ -212,3 +219,51 @@ def _sparse(n: int) -> Iterator[Row]:
     )
     yield memory("SLS labels of an epoch", "the sparse votes", few, n, sizes={"examples": n, "classes": MANY_CLASSES})
     yield growth("SLS labels from sparse votes, growth", from_sparse, n, clock=time.process_time)
+
+
+class _Linear(torch.nn.Module):
+    def __init__(self, classes: int):
+        super().__init__()
+        self.out = torch.nn.Linear(1, classes)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.out(x[:, None])}
+
+
+def sparse_dataset(n: int, classes: int) -> Dataset:
+    """The votes of [`sparse`] by the contract, with an input `x`."""
+    ends = pa.array(np.arange(n + 1) * SPARSE_VOTES, pa.int32())
+    labels, ones = sparse(n, classes).labels.numpy(), np.ones(n * SPARSE_VOTES, np.int32)
+    lists = [pa.ListArray.from_arrays(ends, pa.array(values)) for values in (labels, ones)]
+    columns = {
+        "votes": pa.StructArray.from_arrays(lists, ["labels", "counts"]),
+        "example_id": pa.array(np.arange(n)),
+        "label": pa.nulls(n, pa.int64()),
+    }
+    features = votes_features([str(number) for number in range(classes)], sparse=True)
+    table = pa.table(columns).cast(features.arrow_schema)
+    return Dataset(table.append_column("x", pa.array(np.random.default_rng(1).random(n, np.float32))))
+
+
+def sparse_training(n: int, classes: int = MANY_CLASSES) -> Callable[[], SLSTrainer]:
+    """20 steps of a trainer that is made for them, and the checkpoint after them."""
+    data = sparse_dataset(n, classes)
+
+    def train() -> SLSTrainer:
+        with TemporaryDirectory() as folder:
+            options = {"max_steps": 20, "save_steps": 20, "disable_tqdm": True, "report_to": "none", "use_cpu": True}
+            args = SoftLabelConfig(output_dir=folder, logging_strategy="no", **options)
+            trainer = SLSTrainer(model=_Linear(classes), args=args, train_dataset=data)
+            trainer.train()
+        return trainer
+
+    return train
+
+
+def _training(n: int) -> Iterator[Row]:
+    peak, counted = peak_memory(sparse_training, n), n * MANY_CLASSES * 8
+    what = "building an SLSTrainer, 20 steps and a checkpoint, sparse votes"
+    sizes = {"examples": n, "classes": MANY_CLASSES, "votes each": SPARSE_VOTES, "bytes beyond the votes": peak}
+    against = "the bytes of (N, C) counts"
+    yield Row(f"peak memory of {what}", against, peak / counted, "of these bytes", sizes={**sizes, "counts": counted})
+    yield memory(what, "the sparse votes", peak, n, sizes=sizes)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset, Image, List
 from datasets import IterableDataset as StreamingDataset
 from torch import nn
@@ -16,7 +15,17 @@ from transformers.utils import is_peft_available
 from .data.errors import VotesError
 from .data.images import IMAGE_COLUMNS, VotesImages, stream_images
 from .data.text import DEFAULT_MAX_LENGTH, text_columns_of, tokenize_votes
-from .data.votes import check_example_ids, check_votes, class_names, dense_votes, validate_votes, with_votes
+from .data.votes import (
+    check_dataset,
+    check_example_ids,
+    check_votes,
+    class_names,
+    dense_votes,
+    example_ids,
+    votes_chunks,
+    votes_fingerprint,
+    with_votes_of,
+)
 from .delivery import Delivery, shuffled_rows
 
 
@@ -60,14 +69,14 @@ def _prepare(
         check_example_ids(dataset.column("example_id").numpy())
         if need_counts and votes.dtype.kind == "f":
             raise VotesError("Integer vote counts are needed, but the votes are probabilities.")
-        return (dataset.with_votes(torch.from_numpy(_shuffle(votes, delivery))) if shuffled else dataset), votes.shape[
-            1
-        ]
-    if isinstance(dataset, Dataset):
-        votes = validate_votes(dataset, need_counts)
         if shuffled:
-            dataset = with_votes(dataset, _shuffle(votes, delivery))
-        return _to_inputs(dataset, processing_class, max_length), votes.shape[1]
+            dataset = dataset.with_votes(dataset.column("votes")[shuffled_rows(len(dataset), delivery.seed)])
+        return dataset, votes.shape[1]
+    if isinstance(dataset, Dataset):
+        classes = check_dataset(dataset, need_counts)
+        if shuffled:
+            dataset = with_votes_of(dataset, shuffled_rows(len(dataset), delivery.seed).numpy())
+        return _to_inputs(dataset, processing_class, max_length), classes
     if shuffled:
         raise VotesError(f"shuffled_sls needs a datasets.Dataset or VotesImages, not a {type(dataset).__name__}.")
     if len(dataset) == 0:
@@ -80,17 +89,22 @@ def _prepare(
     return dataset, len(row["votes"])
 
 
-def _shuffle(votes: np.ndarray, delivery: Delivery) -> np.ndarray:
-    return votes[shuffled_rows(len(votes), delivery.seed).numpy()]
-
-
 def votes_and_ids(dataset: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """(N, C) votes and (N,) ids of a prepared data set, None for one that can only be read row by row."""
     if isinstance(dataset, VotesImages):
         return dataset.column("votes").numpy(), dataset.column("example_id").numpy()
     if isinstance(dataset, Dataset):
-        return dense_votes(dataset), np.asarray(dataset.with_format("numpy")["example_id"][:])
+        return dense_votes(dataset), example_ids(dataset)
     return None
+
+
+def dataset_fingerprint(dataset: Any) -> str | None:
+    """Of the votes of a data set, see [`votes_fingerprint`]; None for one that can only be read row by row."""
+    if isinstance(dataset, Dataset):
+        ids = example_ids(dataset)
+        return votes_fingerprint((votes, ids[rows]) for rows, votes in votes_chunks(dataset))
+    known = votes_and_ids(dataset)
+    return None if known is None else votes_fingerprint([known])
 
 
 def raw_text_columns(dataset: Any, processing_class: Any) -> list[str] | None:

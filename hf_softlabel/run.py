@@ -32,7 +32,7 @@ from .callbacks.tracking import Tracking, check_trackers
 from .checkpoint import last_whole_checkpoint, write_text_atomically
 from .config import DataConfig, ModelConfig, SoftLabelConfig, resolved
 from .data.errors import VotesError
-from .data.votes import dense_votes
+from .data.votes import votes_chunks
 from .examples import example_inputs, write_examples
 from .hub.data_facts import origin
 from .hub.push import push_run
@@ -281,13 +281,16 @@ def run_recipe(
 def _references(prediction: Any, train: Any, ordinal: bool) -> dict[str, Any]:
     """What the scores are to be compared with, and the mean distribution of the training votes."""
     votes, _, gold_label = prediction.label_ids
-    train_votes = None if isinstance(train, StreamingDataset) else dense_votes(train)
-    table = references(votes, train_votes, gold_label, ordinal)
+    train_mean = train_entropy = None
+    if not isinstance(train, StreamingDataset):
+        sums = [(human(part).sum(0), float(entropy(part).sum())) for _, part in votes_chunks(train)]
+        train_mean, train_entropy = (sum(parts) / len(train) for parts in zip(*sums, strict=True))
+    table = references(votes, train_mean, gold_label, ordinal)
     return {
         "references": {name: _plain(scores, "") for name, scores in table.items()},
-        "train_mean": None if train_votes is None else human(train_votes).mean(0).tolist(),
+        "train_mean": None if train_mean is None else train_mean.tolist(),
         # The least loss that a delivery of these votes can have.
-        "train_entropy": None if train_votes is None else float(entropy(human(train_votes)).mean()),
+        "train_entropy": train_entropy,
     }
 
 

@@ -8,8 +8,8 @@ from .config import DataConfig
 from .data.annotators import split_annotators
 from .data.errors import VotesError
 from .data.load import load_votes
-from .data.votes import split_stream, split_votes, subsample_votes, votes_fingerprint
-from .preparation import votes_and_ids
+from .data.votes import split_stream, split_votes, subsample_votes
+from .preparation import dataset_fingerprint
 
 
 class Splits(NamedTuple):
@@ -78,5 +78,5 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
 
 def fingerprint(splits: Splits) -> str | None:
     """Of the votes of all splits; None for streams."""
-    known = [votes_and_ids(split) for split in splits if split is not None]
-    return None if any(votes is None for votes in known) else "-".join(votes_fingerprint(*votes) for votes in known)
+    known = [dataset_fingerprint(split) for split in splits if split is not None]
+    return None if None in known else "-".join(known)

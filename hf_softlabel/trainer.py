@@ -24,7 +24,6 @@ from .collators import VOTE_COLUMNS, VotesCollator, input_collator, longest_firs
 from .config import SoftLabelConfig, check_metric_name
 from .data.errors import VotesError
 from .data.images import ImageTransform, VotesImages
-from .data.votes import votes_fingerprint
 from .delivery import distribution
 from .hub.training import HubPushes
 from .ledger import Ledger
@@ -32,12 +31,12 @@ from .metrics import VoteScores
 from .mixup import mix_inputs, mix_targets, mixup_pairs
 from .preparation import (
     check_model_classes,
+    dataset_fingerprint,
     holds_choices,
     holds_pixels,
     longest_input,
     prepare_dataset,
     raw_text_columns,
-    votes_and_ids,
 )
 
 logger = logging.getLogger(__name__)
@@ -291,7 +290,7 @@ class VotesTrainer(HubPushes):
 
     def _stream_settings(self) -> dict[str, Any]:
         """What the label stream and the order of the examples depend on."""
-        args, votes, delivery = self.args, votes_and_ids(self.train_dataset), asdict(self.delivery)
+        args, delivery = self.args, asdict(self.delivery)
         delivery["delivery"], delivery["delivery_seed"] = delivery.pop("name"), delivery.pop("seed")
         return {
             "world_size": args.world_size,
@@ -302,7 +301,7 @@ class VotesTrainer(HubPushes):
             **delivery,
             "mixup_alpha": args.mixup_alpha if self.delivery.name == "mixup" else None,
             "train_examples": None if self.streams else len(self.train_dataset),
-            "train_votes": None if votes is None else votes_fingerprint(*votes),
+            "train_votes": dataset_fingerprint(self.train_dataset),
         }
 
     def _save_checkpoint(self, model, trial):

@@ -313,8 +313,8 @@ def test_wrong_subsampling():
         subsampled_votes(np.array([[1, 2]]), np.array([0]), 0, seed=0)
     with pytest.raises(VotesError, match="needs integer vote counts"):
         subsampled_votes(np.array([[0.5, 0.5]]), np.array([0]), 1, seed=0, without_replacement=True)
-    with pytest.raises(VotesError, match=r"Cannot take 4 votes .* fewer: rows 1"):
-        subsampled_votes(np.array([[1, 3], [1, 2]]), np.array([0, 1]), 4, seed=0, without_replacement=True)
+    with pytest.raises(VotesError, match=r"Cannot take 4 votes .* fewer, such as the example_id 7\. Lower"):
+        subsampled_votes(np.array([[1, 3], [1, 2]]), np.array([3, 7]), 4, seed=0, without_replacement=True)
 
 
 def test_subsampled_data_set():

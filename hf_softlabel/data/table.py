@@ -35,7 +35,7 @@ from .annotations import (
     votes_from_annotations,
 )
 from .errors import VotesError, some
-from .votes import check_example_ids, class_names, votes_array, votes_features
+from .votes import check_example_ids, checked_chunks, class_names, votes_array, votes_features
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,8 @@ class _Layout:
         place = {name: i for i, name in enumerate(self.names)}
         for row in rows:
             row["labels"] = [place.get(x, -1) if isinstance(x, str) else x for x in row["labels"]]
-        votes_array(rows, len(self.names))
+        for _ in checked_chunks(rows.__getitem__, len(rows), len(self.names)):
+            pass
         return pa.array(rows, self.made.arrow_schema.field("votes").type)
 
     def _dense_votes(self, table: pa.Table) -> pa.Array:

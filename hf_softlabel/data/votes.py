@@ -10,7 +10,7 @@ A row has the model's inputs and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,11 @@ from datasets import IterableDataset as StreamingDataset
 from ..delivery import majority_label, sample_label
 from ..hashing import SIZE_LIMIT, hash64, permuted_position
 from .errors import VotesError, some
+from .votes_column import entries, from_arrow, to_arrow, with_votes_column
 
 SUM_TOLERANCE = 1e-6
+# Of a whole data set so many numbers are held at a time, 8 MB: sparse votes on many classes are small, (N, C) is not.
+_CHUNK = 1 << 20
 
 
 def votes_features(names: Sequence[str], counts: bool = True, sparse: bool = False) -> Features:
@@ -66,102 +69,120 @@ def class_names(dataset: Dataset | StreamingDataset) -> list[str]:
     return [str(i) for i in range(length)]
 
 
-def _ragged_rows(rows: Sequence, width: int) -> list[int]:
-    return [i for i, row in enumerate(rows) if row is None or len(row) != width]
-
-
-def densify(labels: Sequence[Sequence[int]], counts: Sequence[Sequence[int]], num_classes: int) -> np.ndarray:
-    """Sparse rows -> (N, C) int64 counts."""
-    lengths = np.fromiter((len(row) for row in labels), np.int64, len(labels))
-    wrong = np.flatnonzero(lengths != np.fromiter((len(row) for row in counts), np.int64, len(counts)))
+def densify(labels: Any, counts: Any, num_classes: int, first: int = 0) -> np.ndarray:
+    """Sparse rows, as sequences or as Arrow lists -> (N, C) int64 counts. `first` is the first row's number."""
+    (flat, lengths), (numbers, others) = entries(labels), entries(counts)
+    wrong = np.flatnonzero(lengths != others)
     if len(wrong):
-        raise VotesError(f"`votes.labels` and `votes.counts` differ in length in rows {some(wrong)}.")
-    out = np.zeros((len(labels), num_classes), np.int64)
-    flat = np.concatenate([np.asarray(row, np.int64) for row in labels]) if len(labels) else np.zeros(0, np.int64)
-    rows = np.repeat(np.arange(len(labels)), lengths)
+        raise VotesError(f"`votes.labels` and `votes.counts` differ in length in rows {some(wrong + first)}.")
+    out = np.zeros((len(lengths), num_classes), np.int64)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
     wrong = np.flatnonzero((flat < 0) | (flat >= num_classes))
     if len(wrong):
         raise VotesError(
-            f"Unknown label in rows {some(np.unique(rows[wrong]))}: labels must lie in 0..{num_classes - 1}."
+            f"Unknown label in rows {some(np.unique(rows[wrong]) + first)}: labels must lie in 0..{num_classes - 1}."
         )
-    np.add.at(out, (rows, flat), np.concatenate([np.asarray(row, np.int64) for row in counts]) if len(flat) else 0)
+    np.add.at(out, (rows, flat), numbers)
     return out
 
 
-def votes_array(votes: Any, num_classes: int) -> np.ndarray:
+def votes_array(votes: Any, num_classes: int, first: int = 0) -> np.ndarray:
     """A batch or a column of votes, dense or sparse -> checked (N, C) array, int64 for counts or float64.
+
+    Args:
+        first: the number that the first row has in messages.
 
     Raises:
         VotesError: the rows are not votes; the message names up to five of them.
     """
     if isinstance(votes, Mapping):
-        array = densify(votes["labels"], votes["counts"], num_classes)
+        array = densify(votes["labels"], votes["counts"], num_classes, first)
     elif len(votes) and isinstance(votes[0], Mapping):
-        array = densify([row["labels"] for row in votes], [row["counts"] for row in votes], num_classes)
+        array = densify([row["labels"] for row in votes], [row["counts"] for row in votes], num_classes, first)
     else:
         if not isinstance(votes, (np.ndarray, torch.Tensor)):
-            ragged = _ragged_rows(votes, num_classes)
+            ragged = [i for i, row in enumerate(votes, first) if row is None or len(row) != num_classes]
             if ragged:
                 raise VotesError(
                     f"`votes` must have {num_classes} entries in each row, one for each class; "
                     f"rows {some(ragged)} have not."
                 )
         array = np.asarray(votes)
-        if array.dtype == object and (missing := [i for i, row in enumerate(votes) if None in list(row)]):
+        if array.dtype == object and (missing := [i for i, row in enumerate(votes, first) if None in list(row)]):
             raise VotesError(f"`votes` has missing entries in rows {some(missing)}: write 0, or remove these rows.")
         if array.dtype == object or (len(array) and array.dtype.kind not in "iuf"):
             raise VotesError(f"`votes` must be numbers, not {array.dtype}.")
         array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
         array = array.reshape(len(array), num_classes) if array.size == len(array) * num_classes else array
-    check_votes(array, num_classes)
+    check_votes(array, num_classes, first)
     return array
 
 
-def check_votes(votes: np.ndarray, num_classes: int | None = None) -> None:
-    """Raise [`VotesError`] unless (N, C) `votes` are counts or distributions."""
+def check_votes(votes: np.ndarray, num_classes: int | None = None, first: int = 0) -> None:
+    """Raise [`VotesError`] unless (N, C) `votes` are counts or distributions. `first` is the first row's number."""
     if votes.ndim != 2 or (num_classes is not None and votes.shape[1] != num_classes):
         raise VotesError(f"`votes` has the shape {votes.shape}; (examples, {num_classes or 'classes'}) was expected.")
     if votes.shape[1] < 2:
         raise VotesError("Votes on a single class say nothing: at least two classes are needed.")
-    if votes.dtype.kind == "f":
-        _refuse(~np.isfinite(votes).all(1), "not a number or infinite", "remove these rows or mend their votes")
-    _refuse((votes < 0).any(1), "negative", "votes are counts or probabilities")
+    is_float = votes.dtype.kind == "f"
+
+    def refuse(wrong: np.ndarray, what: str, remedy: str) -> None:
+        rows = np.flatnonzero(wrong) + first
+        if len(rows):
+            raise VotesError(f"`votes` is {what} in {len(rows)} row(s): {some(rows)}. What to do: {remedy}.")
+
+    if is_float:
+        refuse(~np.isfinite(votes).all(1), "not a number or infinite", "remove these rows or mend their votes")
+    refuse((votes < 0).any(1), "negative", "votes are counts or probabilities")
     total = votes.sum(1)
-    if votes.dtype.kind != "f":
+    if not is_float:
         # The entries too, as a sum of very large ones overflows.
-        _refuse(
+        refuse(
             (total >= SIZE_LIMIT) | (votes >= SIZE_LIMIT).any(1),
             f"{SIZE_LIMIT} votes or more",
             "mend these counts, or give probabilities",
         )
-    _refuse(total == 0, "all zero", "nobody voted on these examples: remove them")
-    if votes.dtype.kind == "f":
-        _refuse(
+    refuse(total == 0, "all zero", "nobody voted on these examples: remove them")
+    if is_float:
+        refuse(
             np.abs(total - 1) > SUM_TOLERANCE,
             "floats that do not sum to 1",
             "divide by the row's sum, or, if these are counts, cast the column to integers",
         )
 
 
-def _refuse(wrong: np.ndarray, what: str, remedy: str) -> None:
-    rows = np.flatnonzero(wrong)
-    if len(rows):
-        raise VotesError(f"`votes` is {what} in {len(rows)} row(s): {some(rows)}. What to do: {remedy}.")
+def votes_chunks(dataset: Dataset) -> Iterator[tuple[slice, np.ndarray]]:
+    """The `votes` column, checked, some rows at a time: which rows, and their votes (n, C), int64 or float64."""
+    num_classes, column = len(class_names(dataset)), dataset.select_columns("votes").with_format("arrow")
+    return checked_chunks(lambda rows: from_arrow(column[rows]["votes"], num_classes), len(dataset), num_classes)
+
+
+def checked_chunks(read: Callable[[slice], Any], n: int, num_classes: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """The same for n rows of which `read` gives those of a slice, in any form that [`votes_array`] takes."""
+    step = max(1, _CHUNK // num_classes)
+    for start in range(0, max(n, 1), step):
+        rows = slice(start, min(start + step, n))
+        try:
+            votes = votes_array(read(rows), num_classes, start)
+        except VotesError as error:
+            unseen = f" Rows from {rows.stop} on were not looked at." if rows.stop < n else ""
+            raise VotesError(f"{error}{unseen}") from None
+        yield rows, votes
 
 
 def dense_votes(dataset: Dataset) -> np.ndarray:
     """The whole `votes` column, checked: (N, C), int64 counts or float64 probabilities."""
-    num_classes = len(class_names(dataset))
-    if not is_sparse(dataset.features):
-        # Straight from Arrow's buffers: a million rows through Python lists would take a minute.
-        column = dataset.with_format("arrow")["votes"]
-        chunks = column[:].combine_chunks() if len(dataset) else None
-        if chunks is not None and chunks.null_count == 0 and hasattr(chunks, "flatten"):
-            flat = chunks.flatten()
-            if len(flat) == len(dataset) * num_classes and flat.null_count == 0:
-                values = flat.to_numpy(zero_copy_only=False, writable=True).reshape(len(dataset), num_classes)
-                return votes_array(values, num_classes)
-    return votes_array(dataset["votes"][:], num_classes)
+    return _joined(votes_chunks(dataset), len(dataset))
+
+
+def _joined(chunks: Iterable[tuple[slice, np.ndarray]], n: int) -> np.ndarray:
+    """The chunks of n rows as one array (n, C)."""
+    out = np.empty((n, 0))
+    for rows, votes in chunks:
+        if rows.start == 0:
+            out = np.empty((n, votes.shape[1]), votes.dtype)
+        out[rows] = votes
+    return out
 
 
 def validate_votes(dataset: Dataset, need_counts: bool = False) -> np.ndarray:
@@ -171,19 +192,35 @@ def validate_votes(dataset: Dataset, need_counts: bool = False) -> np.ndarray:
         VotesError: missing columns, an empty data set, bad votes, duplicate `example_id`, or (with `need_counts`)
             probabilities where counts are needed.
     """
+    return _joined(_contract_chunks(dataset, need_counts), len(dataset))
+
+
+def check_dataset(dataset: Dataset, need_counts: bool = False) -> int:
+    """As [`validate_votes`], but no (N, C) array is made. Returns the number of classes."""
+    for _, votes in _contract_chunks(dataset, need_counts):
+        classes = votes.shape[1]
+    return classes
+
+
+def _contract_chunks(dataset: Dataset, need_counts: bool) -> Iterator[tuple[slice, np.ndarray]]:
     for column in ("votes", "example_id"):
         if column not in dataset.column_names:
             raise VotesError(f"There is no column `{column}` among: {', '.join(dataset.column_names)}.")
     if len(dataset) == 0:
         raise VotesError("The data set is empty: there is no example to use.")
-    votes = dense_votes(dataset)
-    check_example_ids(np.asarray(dataset.with_format("numpy")["example_id"][:]))
-    if need_counts and votes.dtype.kind == "f":
-        raise VotesError(
-            "Integer vote counts are needed, but `votes` holds probabilities. "
-            "Give counts, or choose a delivery that needs only probabilities ('soft', 'sls')."
-        )
-    return votes
+    check_example_ids(example_ids(dataset))
+    for rows, votes in votes_chunks(dataset):
+        if need_counts and votes.dtype.kind == "f":
+            raise VotesError(
+                "Integer vote counts are needed, but `votes` holds probabilities. "
+                "Give counts, or choose a delivery that needs only probabilities ('soft', 'sls')."
+            )
+        yield rows, votes
+
+
+def example_ids(dataset: Dataset) -> np.ndarray:
+    """(N,), as they are in the column."""
+    return np.asarray(dataset.with_format("numpy")["example_id"][:])
 
 
 def check_example_ids(ids: np.ndarray) -> None:
@@ -204,10 +241,10 @@ def gold_labels(dataset: Dataset) -> np.ndarray:
 
 def hard_labels(dataset: Dataset, seed: int = 0) -> np.ndarray:
     """(N,) int64: the gold label where there is one, else the majority of the votes."""
-    votes = torch.from_numpy(dense_votes(dataset))
-    ids = torch.from_numpy(np.asarray(dataset.with_format("numpy")["example_id"][:], np.int64))
-    labels, gold = majority_label(votes, ids, seed).numpy(), gold_labels(dataset)
-    return np.where(gold >= 0, gold, labels)
+    ids, gold = torch.from_numpy(example_ids(dataset).astype(np.int64)), gold_labels(dataset)
+    chunks = votes_chunks(dataset)
+    labels = [majority_label(torch.from_numpy(votes), ids[rows], seed).numpy() for rows, votes in chunks]
+    return np.where(gold >= 0, gold, np.concatenate(labels))
 
 
 def split_votes(dataset: Dataset, eval_fraction: float = 0.2, seed: int = 0) -> DatasetDict:
@@ -270,8 +307,8 @@ def subsampled_votes(
         few = torch.nonzero(total < k).flatten()
         if len(few):
             raise VotesError(
-                f"Cannot take {k} votes without replacement from examples with fewer: rows {some(few.tolist())}. "
-                "Lower votes_per_example or use subsample: multinomial."
+                f"Cannot take {k} votes without replacement from examples with fewer, such as the example_id "
+                f"{some(ids[few][:5].tolist())}. Lower votes_per_example or use subsample: multinomial."
             )
         key = hash64("subsample_without", seed, k, ids)
     for draw in range(k):
@@ -285,22 +322,39 @@ def subsampled_votes(
 
 def subsample_votes(dataset: Dataset, k: int, seed: int, without_replacement: bool = False) -> Dataset:
     """The data set with `k` votes per example, drawn from its votes; see [`subsampled_votes`]."""
-    ids = np.asarray(dataset.with_format("numpy")["example_id"][:])
-    return with_votes(dataset, subsampled_votes(dense_votes(dataset), ids, k, seed, without_replacement))
+    ids, sparse = example_ids(dataset), is_sparse(dataset.features)
+    drawn = [
+        to_arrow(subsampled_votes(votes, ids[rows], k, seed, without_replacement), sparse)
+        for rows, votes in votes_chunks(dataset)
+    ]
+    return with_votes_column(dataset, pa.chunked_array(drawn), _feature(dataset, True))
 
 
-def votes_fingerprint(votes: np.ndarray, example_id: np.ndarray) -> str:
-    """16 hexadecimal digits of (N, C) votes and their ids, whatever the order of the rows."""
-    steps = torch.from_numpy(votes if votes.dtype.kind != "f" else (votes * 2**20).round().astype(np.int64))
-    rows = hash64("vote", torch.arange(votes.shape[1]), steps).sum(-1)
-    total = hash64("row", torch.from_numpy(np.array(example_id, np.int64)), rows).sum().item()
+def votes_fingerprint(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> str:
+    """16 hexadecimal digits of votes (n, C) and their ids (n,), in whatever parts and order the rows come."""
+    total = 0
+    for votes, example_id in parts:
+        steps = torch.from_numpy(votes if votes.dtype.kind != "f" else (votes * 2**20).round().astype(np.int64))
+        rows = hash64("vote", torch.arange(votes.shape[1]), steps).sum(-1)
+        total += hash64("row", torch.from_numpy(np.array(example_id, np.int64)), rows).sum().item()
     return f"{total & ((1 << 64) - 1):016x}"
 
 
 def with_votes(dataset: Dataset, votes: np.ndarray) -> Dataset:
-    """The data set with another `votes` column (N, C), integer counts or float probabilities."""
-    place = dataset.column_names.index("votes")
-    feature = List(Value("int32" if votes.dtype.kind in "iu" else "float64"), length=votes.shape[1])
-    names = list(dataset.column_names)
-    out = dataset.remove_columns("votes").add_column("votes", list(votes), feature=feature)
-    return out.select_columns(names[:place] + ["votes"] + names[place + 1 :])
+    """The data set with other votes (N, C): float probabilities, or integer counts, which are sparse if they were."""
+    counts = votes.dtype.kind != "f"
+    column = to_arrow(votes, sparse=counts and is_sparse(dataset.features))
+    return with_votes_column(dataset, pa.chunked_array([column]), _feature(dataset, counts))
+
+
+def with_votes_of(dataset: Dataset, rows: np.ndarray) -> Dataset:
+    """The data set in which row i has the votes of row `rows[i]`."""
+    votes = dataset.select_columns("votes").with_format("arrow").select(rows)["votes"][:]
+    return with_votes_column(dataset, votes, dataset.features["votes"])
+
+
+def _feature(dataset: Dataset, counts: bool) -> Any:
+    """What `votes` become in a data set with such votes: counts stay sparse."""
+    if counts and is_sparse(dataset.features):
+        return dataset.features["votes"]
+    return votes_features(class_names(dataset), counts)["votes"]
