@@ -36,6 +36,8 @@ from hf_softlabel.run import _references
 from hf_softlabel.splits import Splits, fingerprint
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
+from benchmarks.labels import sparse_dataset, sparse_training
+from benchmarks.measure import peak_memory
 
 N, CLASSES = 2500, 1000  # three chunks
 
@@ -270,10 +272,17 @@ def test_a_trainer_shows_the_same_labels_of_sparse_votes_as_of_dense_ones(tmp_pa
     assert settings[0] == settings[1] and len(settings[0]["train_votes"]) == 16
 
 
-def test_training_on_many_classes_holds_no_row_for_each_class():
-    from benchmarks.labels import sparse_training
-    from benchmarks.measure import peak_memory
+def splitting(n: int, classes: int):
+    data = sparse_dataset(n, classes)
 
+    def split_and_subsample() -> Dataset:
+        train = subsample_votes(split_votes(data, 0.1)["train"], 3, seed=0)
+        return prepare_dataset(train, None, "train", Delivery("shuffled_sls"))[0]
+
+    return split_and_subsample
+
+
+@pytest.mark.parametrize("work", [sparse_training, splitting])
+def test_many_classes_are_never_held_for_each_example(work):
     n, classes = 40_000, 5_000
-    peak = peak_memory(sparse_training, n, classes)
-    assert peak < n * classes  # an eighth of the counts in int64
+    assert peak_memory(work, n, classes) < n * classes  # an eighth of the counts in int64

@@ -19,10 +19,10 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from datasets import IterableDataset as StreamingDataset
 
-from ..delivery import majority_label, sample_label
+from ..delivery import majority_label, sample_label, vote_at
 from ..hashing import SIZE_LIMIT, hash64, permuted_position
 from .errors import VotesError, some
-from .votes_column import entries, from_arrow, to_arrow, with_votes_column
+from .votes_column import drawn_to_arrow, entries, from_arrow, to_arrow, with_votes_column
 
 SUM_TOLERANCE = 1e-6
 # Of a whole data set so many numbers are held at a time, 8 MB: sparse votes on many classes are small, (N, C) is not.
@@ -242,9 +242,11 @@ def gold_labels(dataset: Dataset) -> np.ndarray:
 def hard_labels(dataset: Dataset, seed: int = 0) -> np.ndarray:
     """(N,) int64: the gold label where there is one, else the majority of the votes."""
     ids, gold = torch.from_numpy(example_ids(dataset).astype(np.int64)), gold_labels(dataset)
-    chunks = votes_chunks(dataset)
-    labels = [majority_label(torch.from_numpy(votes), ids[rows], seed).numpy() for rows, votes in chunks]
-    return np.where(gold >= 0, gold, np.concatenate(labels))
+    # Not a list of each chunk's labels: small arrays that stay would break up the memory that large ones leave.
+    labels = np.empty(len(dataset), np.int64)
+    for rows, votes in votes_chunks(dataset):
+        labels[rows] = majority_label(torch.from_numpy(votes), ids[rows], seed).numpy()
+    return np.where(gold >= 0, gold, labels)
 
 
 def split_votes(dataset: Dataset, eval_fraction: float = 0.2, seed: int = 0) -> DatasetDict:
@@ -285,10 +287,10 @@ def split_stream(dataset: StreamingDataset, eval_fraction: float = 0.2, seed: in
     }
 
 
-def subsampled_votes(
+def drawn_votes(
     votes: np.ndarray, example_id: np.ndarray, k: int, seed: int, without_replacement: bool = False
 ) -> np.ndarray:
-    """(N, C) votes -> (N, C) int64 counts that sum to `k`.
+    """(N, C) votes -> (N, k) int64: the labels of k of them.
 
     By default a multinomial draw from each row's distribution, as `np.random.multinomial(k, p)` in the paper; draws
     for different k are independent, not nested. Each row's draw depends only on its `example_id`, `k` and `seed`, not
@@ -297,13 +299,11 @@ def subsampled_votes(
     if k < 1:
         raise VotesError(f"votes_per_example must be at least 1, not {k}.")
     tensor, ids = torch.from_numpy(votes), torch.from_numpy(np.asarray(example_id, np.int64))
-    out = torch.zeros(votes.shape, dtype=torch.int64)
-    rows = torch.arange(len(ids))
+    out = torch.empty((len(ids), k), dtype=torch.int64)
     if without_replacement:
         if tensor.is_floating_point():
             raise VotesError("Subsampling without replacement needs integer vote counts, not probabilities.")
-        cdf = tensor.cumsum(-1)
-        total = cdf[:, -1]
+        total = tensor.sum(-1)
         few = torch.nonzero(total < k).flatten()
         if len(few):
             raise VotesError(
@@ -313,21 +313,34 @@ def subsampled_votes(
         key = hash64("subsample_without", seed, k, ids)
     for draw in range(k):
         if without_replacement:
-            label = (cdf <= permuted_position(torch.full_like(total, draw), total, key)[:, None]).sum(-1)
+            out[:, draw] = vote_at(tensor, permuted_position(torch.full_like(total, draw), total, key))
         else:
-            label = sample_label(tensor, hash64("subsample", seed, k, draw, ids))
-        out[rows, label] += 1
+            out[:, draw] = sample_label(tensor, hash64("subsample", seed, k, draw, ids))
     return out.numpy()
 
 
+def subsampled_votes(
+    votes: np.ndarray, example_id: np.ndarray, k: int, seed: int, without_replacement: bool = False
+) -> np.ndarray:
+    """(N, C) votes -> (N, C) int64 counts that sum to `k`, see [`drawn_votes`]."""
+    return _counted(drawn_votes(votes, example_id, k, seed, without_replacement), votes.shape[1])
+
+
+def _counted(drawn: np.ndarray, num_classes: int) -> np.ndarray:
+    """(N, k) labels -> (N, C) int64 counts."""
+    out = np.zeros((len(drawn), num_classes), np.int64)
+    np.add.at(out, (np.arange(len(drawn))[:, None], drawn), 1)
+    return out
+
+
 def subsample_votes(dataset: Dataset, k: int, seed: int, without_replacement: bool = False) -> Dataset:
-    """The data set with `k` votes per example, drawn from its votes; see [`subsampled_votes`]."""
-    ids, sparse = example_ids(dataset), is_sparse(dataset.features)
-    drawn = [
-        to_arrow(subsampled_votes(votes, ids[rows], k, seed, without_replacement), sparse)
-        for rows, votes in votes_chunks(dataset)
-    ]
-    return with_votes_column(dataset, pa.chunked_array(drawn), _feature(dataset, True))
+    """The data set with `k` votes per example, drawn from its votes; see [`drawn_votes`]."""
+    ids, drawn = example_ids(dataset), np.empty((len(dataset), max(k, 1)), np.int64)
+    for rows, votes in votes_chunks(dataset):
+        drawn[rows] = drawn_votes(votes, ids[rows], k, seed, without_replacement)
+    if not is_sparse(dataset.features):
+        return with_votes(dataset, _counted(drawn, len(class_names(dataset))))
+    return with_votes_column(dataset, pa.chunked_array([drawn_to_arrow(drawn)]), dataset.features["votes"])
 
 
 def votes_fingerprint(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> str:
@@ -343,18 +356,12 @@ def votes_fingerprint(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> str:
 def with_votes(dataset: Dataset, votes: np.ndarray) -> Dataset:
     """The data set with other votes (N, C): float probabilities, or integer counts, which are sparse if they were."""
     counts = votes.dtype.kind != "f"
-    column = to_arrow(votes, sparse=counts and is_sparse(dataset.features))
-    return with_votes_column(dataset, pa.chunked_array([column]), _feature(dataset, counts))
+    sparse = counts and is_sparse(dataset.features)
+    feature = dataset.features["votes"] if sparse else votes_features(class_names(dataset), counts)["votes"]
+    return with_votes_column(dataset, pa.chunked_array([to_arrow(votes, sparse)]), feature)
 
 
 def with_votes_of(dataset: Dataset, rows: np.ndarray) -> Dataset:
     """The data set in which row i has the votes of row `rows[i]`."""
-    votes = dataset.select_columns("votes").with_format("arrow").select(rows)["votes"][:]
-    return with_votes_column(dataset, votes, dataset.features["votes"])
-
-
-def _feature(dataset: Dataset, counts: bool) -> Any:
-    """What `votes` become in a data set with such votes: counts stay sparse."""
-    if counts and is_sparse(dataset.features):
-        return dataset.features["votes"]
-    return votes_features(class_names(dataset), counts)["votes"]
+    votes = dataset.select_columns("votes").with_format("arrow")[:]["votes"]
+    return with_votes_column(dataset, votes.take(pa.array(rows)), dataset.features["votes"])

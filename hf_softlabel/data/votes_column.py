@@ -32,8 +32,21 @@ def to_arrow(votes: np.ndarray, sparse: bool) -> pa.Array:
     if not sparse:
         return pa.FixedSizeListArray.from_arrays(pa.array(votes.ravel()), votes.shape[1])
     rows, labels = votes.nonzero()
-    ends = pa.array(np.searchsorted(rows, np.arange(len(votes) + 1)), pa.int32())
-    lists = [pa.ListArray.from_arrays(ends, pa.array(values)) for values in (labels, votes[rows, labels])]
+    return _sparse_rows(rows, labels, votes[rows, labels], len(votes))
+
+
+def drawn_to_arrow(drawn: np.ndarray) -> pa.Array:
+    """(n, k) labels, each a vote -> n sparse rows of the column."""
+    drawn = np.sort(drawn, 1)
+    first = np.diff(drawn, prepend=-1) > 0  # of several votes for a class
+    counts = np.diff(np.flatnonzero(first), append=drawn.size)
+    return _sparse_rows(first.nonzero()[0], drawn[first], counts, len(drawn))
+
+
+def _sparse_rows(rows: np.ndarray, labels: np.ndarray, counts: np.ndarray, n: int) -> pa.Array:
+    """Entries (E,) in the order of their rows -> n rows of {labels, counts}."""
+    ends = pa.array(np.searchsorted(rows, np.arange(n + 1)), pa.int32())
+    lists = [pa.ListArray.from_arrays(ends, pa.array(values)) for values in (labels, counts)]
     return pa.StructArray.from_arrays(lists, ["labels", "counts"])
 
 
