@@ -18,6 +18,7 @@ import pyarrow as pa
 import torch
 from datasets import Dataset
 from torch import Tensor
+from transformers import PrinterCallback
 
 from hf_softlabel import SLSTrainer, SoftLabelConfig
 from hf_softlabel.data.votes import votes_features
@@ -254,6 +255,7 @@ def sparse_training(n: int, classes: int = MANY_CLASSES) -> Callable[[], SLSTrai
             options = {"max_steps": 20, "save_steps": 20, "disable_tqdm": True, "report_to": "none", "use_cpu": True}
             args = SoftLabelConfig(output_dir=folder, logging_strategy="no", **options)
             trainer = SLSTrainer(model=_Linear(classes), args=args, train_dataset=data)
+            trainer.remove_callback(PrinterCallback)
             trainer.train()
         return trainer
 
