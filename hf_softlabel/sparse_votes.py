@@ -6,7 +6,7 @@ that the dense votes give.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ from torch import Tensor
 from .data.errors import VotesError, some
 from .delivery import multipass_position, sls_bits
 from .hashing import SIZE_LIMIT, below
+
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,17 @@ class SparseVotes:
 
     def sls_label(self, example_id: Tensor, epoch: int, seed: int, resample_every: int = 1) -> Tensor:
         """(N,) int64, see [`delivery.sls_label`]."""
-        return self._vote_at(below(sls_bits(example_id, epoch, seed, resample_every), self.offsets.diff()))
+        return self._votes_at(example_id, lambda ids, m: below(sls_bits(ids, epoch, seed, resample_every), m))
 
     def multipass_label(self, example_id: Tensor, epoch: int, seed: int) -> Tensor:
         """(N,) int64, see [`delivery.multipass_label`]."""
-        return self._vote_at(multipass_position(self.offsets.diff(), example_id, epoch, seed))
+        return self._votes_at(example_id, lambda ids, m: multipass_position(m, ids, epoch, seed))
 
-    def _vote_at(self, position: Tensor) -> Tensor:
-        return self.labels[self.offsets[:-1] + position].long()
+    def _votes_at(self, example_id: Tensor, position: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The votes (N,) at `position(example_id, m)` of examples with m; by blocks that fit a processor's cache."""
+        chosen = torch.empty(len(self), dtype=torch.int64)
+        for start in range(0, len(self), _BLOCK):
+            offsets = self.offsets[start : start + _BLOCK + 1]
+            block = slice(start, start + len(offsets) - 1)
+            chosen[block] = self.labels[offsets[:-1] + position(example_id[block], offsets.diff())]
+        return chosen

@@ -26,6 +26,14 @@ def test_labels_are_those_of_the_dense_votes(rows, seed, epoch, every):
     assert torch.equal(sparse.multipass_label(ids, epoch, seed), multipass_label(votes, ids, epoch, seed))
 
 
+def test_labels_do_not_depend_on_the_blocks_that_they_are_made_by(monkeypatch):
+    votes, ids = torch.randint(0, 4, (50, 3), generator=torch.Generator().manual_seed(0)) + 1, torch.arange(50) * 7
+    sparse = SparseVotes.from_dense(votes)
+    monkeypatch.setattr("hf_softlabel.sparse_votes._BLOCK", 16)  # 50 is no multiple of it
+    assert torch.equal(sparse.sls_label(ids, 2, 0), sls_label(votes, ids, 2, 0))
+    assert torch.equal(sparse.multipass_label(ids, 2, 0), multipass_label(votes, ids, 2, 0))
+
+
 def test_rows_of_the_contract_give_the_same_votes_in_any_order_of_the_classes():
     sparse = SparseVotes.from_rows([[2, 0], [1, 1], [4]], [[3, 1], [2, 2], [1]], num_classes=5)
     dense = SparseVotes.from_dense(torch.tensor([[1, 0, 3, 0, 0], [0, 4, 0, 0, 0], [0, 0, 0, 0, 1]]))
