@@ -91,6 +91,7 @@ class VotesTrainer(HubPushes):
             check_metric_name(args, list(eval_dataset) if isinstance(eval_dataset, dict) else [])
         self.delivery = args.make_delivery()
         self.delivery_epoch = 0
+        self._train_votes: str | None = None  # their fingerprint, once for all checkpoints of a training
         # Where the pass over a stream began, and how much of it was done before a resume.
         self.epoch_start = self.resumed_steps = 0
         self.image_transform = image_transform
@@ -291,6 +292,8 @@ class VotesTrainer(HubPushes):
     def _stream_settings(self) -> dict[str, Any]:
         """What the label stream and the order of the examples depend on."""
         args, delivery = self.args, asdict(self.delivery)
+        if self._train_votes is None:
+            self._train_votes = dataset_fingerprint(self.train_dataset)
         delivery["delivery"], delivery["delivery_seed"] = delivery.pop("name"), delivery.pop("seed")
         return {
             "world_size": args.world_size,
@@ -301,7 +304,7 @@ class VotesTrainer(HubPushes):
             **delivery,
             "mixup_alpha": args.mixup_alpha if self.delivery.name == "mixup" else None,
             "train_examples": None if self.streams else len(self.train_dataset),
-            "train_votes": dataset_fingerprint(self.train_dataset),
+            "train_votes": self._train_votes,
         }
 
     def _save_checkpoint(self, model, trial):
@@ -351,7 +354,7 @@ class VotesTrainer(HubPushes):
         name, self.delivery = self.delivery.name, self.args.make_delivery()
         if self.delivery.name != name:
             raise VotesError(f"The trainer was made for {name!r}: make another one for {self.delivery.name!r}.")
-        self.ledger = Ledger(lambda array: gather_object([array]))
+        self.ledger, self._train_votes = Ledger(lambda array: gather_object([array])), None
         self.delivery_epoch, self.resumed_steps = -1 if self.streams else 0, 0
         if resume_from_checkpoint:
             checkpoint = Path(resume_from_checkpoint)

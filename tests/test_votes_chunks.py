@@ -270,6 +270,9 @@ def test_a_trainer_shows_the_same_labels_of_sparse_votes_as_of_dense_ones(tmp_pa
         assert np.isfinite(trainer.evaluate()["eval_soft_nll"])
         settings.append(trainer._stream_settings())
     assert settings[0] == settings[1] and len(settings[0]["train_votes"]) == 16
+    trainer.train_dataset = trainer.train_dataset.select(range(30))
+    trainer.train()
+    assert trainer._stream_settings()["train_votes"] != settings[0]["train_votes"]
 
 
 def splitting(n: int, classes: int):
