@@ -24,7 +24,7 @@ from hf_softlabel.data.images import ImageTransform, VotesImages
 from hf_softlabel.delivery import Delivery
 from hf_softlabel.models import CIFAR_MEAN, CIFAR_STD, build_resnet
 
-from .measure import Row, alternate, growth, memory, peak_memory
+from .measure import Row, alternate, growth, memory
 from .real_data import cifar10h, image_store
 
 BATCH = 128
@@ -179,7 +179,7 @@ def rows(scale: float) -> Iterator[Row]:
     yield memory(
         "decoding images into the store, itself included",
         "the files, of which 3,072 bytes of pixels each are kept",
-        peak_memory(decoded_store, n),
+        decoded_store,
         n,
         sizes={"images": n},
         packages=("datasets",),

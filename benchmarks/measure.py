@@ -6,6 +6,7 @@ import gc
 import math
 import multiprocessing
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -55,9 +56,17 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         names = ("hf_softlabel", "torch", "transformers", "numpy", *self.packages)
-        row = asdict(self) | {"met": self.met, "versions": {name: version(name) for name in names}}
+        versions = {"python": platform.python_version()} | {name: version(name) for name in names}
+        row = asdict(self) | {"met": self.met, "versions": versions, "machine": machine()}
         del row["packages"]
         return row
+
+
+def machine() -> dict[str, Any]:
+    """What ran it, and how busy it was in the last five minutes, in processes; the benchmark itself is one of them."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    model = models[0].split(":")[1].strip() if models else platform.processor()
+    return {"processor": model, "cores": os.cpu_count(), "load": round(os.getloadavg()[1], 1)}
 
 
 def peer(module: str) -> ModuleType:
@@ -99,7 +108,7 @@ class Alternation:
             statistics.median(ratios),
             unit,
             target,
-            spread=(min(ratios), max(ratios)),
+            spread=(min(ratios), max(ratios)) if len(ratios) > 1 else None,
             seconds={"ours": statistics.median(self.ours), "peer": statistics.median(self.theirs)},
             **rest,
         )
@@ -135,16 +144,24 @@ def growth(
     times = alternate(work(10 * n), work(n), rounds, clock)
     row = times.row(name, "the same at a tenth of the size", "times as long", sizes={"from": n, "to": 10 * n}, **rest)
     row.ratio, row.unit = math.log10(row.ratio), "exponent of the growth"
-    row.spread = (math.log10(row.spread[0]), math.log10(row.spread[1]))
+    row.spread = row.spread and (math.log10(row.spread[0]), math.log10(row.spread[1]))
     return row
 
 
 MEMORY = "MB per million examples"
 
 
-def memory(name: str, beyond: str, peak: int, n: int, **rest: Any) -> Row:
-    """A row of the table of memory: the bytes of `peak_memory` for n examples. A byte of each is a MB of a million."""
-    return Row(name, beyond, peak / n, MEMORY, **rest)
+def memory(
+    name: str, beyond: str, work: Callable[[int], Callable[[], object]], n: int, sizes: dict[str, Any], **rest: Any
+) -> Row:
+    """A row of the table of memory: by how much the peak grows with an example, from n / 4 to n of them.
+
+    What any number of examples takes is told apart, as `fixed MB`. A byte of each is a MB of a million.
+    """
+    few = max(1, n // 4)
+    small, large = peak_memory(work, few), peak_memory(work, n)
+    slope = (large - small) / max(1, n - few)
+    return Row(name, beyond, slope, MEMORY, sizes={**sizes, "fixed MB": round((large - n * slope) / 1e6)}, **rest)
 
 
 def _memory(field_name: str) -> int:

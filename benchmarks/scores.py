@@ -62,7 +62,7 @@ def rows(scale: float) -> Iterator[Row]:
         "times as much",
         sizes=sizes,
     )
-    yield memory("all scores", "logits and votes", peak, n, sizes=sizes)
+    yield memory("all scores", "logits and votes", all_scores, n, sizes=sizes)
     # About 7 GB at ten times the size.
     yield growth("all scores, growth", all_scores, n, clock=time.process_time)
 

@@ -125,6 +125,17 @@ def compared(
             sizes={**sizes, "rounds": rounds},
             checked=checked,
         )
+    one, other = steps(make_theirs()), steps(make_theirs())
+    one(), other()
+    # What is left when nothing differs: the rows above cannot tell less apart.
+    times = alternate(one, other, rounds, time.process_time)
+    yield times.row(
+        f"a training step of the stock Trainer, {what}",
+        "itself, a second one of it",
+        "times as long",
+        sizes={**sizes, "rounds": rounds},
+        checked="the same class, data and options",
+    )
 
 
 def switched(name: str, ours: Callable[[], object], without: Callable[[], object], rounds: int, sizes: dict) -> Row:
@@ -150,7 +161,7 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 
 def rows(scale: float) -> Iterator[Row]:
-    rounds = max(3, int(41 * scale))
+    rounds = max(3, int(61 * scale))
     with TemporaryDirectory() as folder:
         batch_size = max(8, int(128 * scale))
         store = image_store(max(2 * batch_size, int(4000 * scale)))

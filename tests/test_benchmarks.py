@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import labels, measure, table
-from benchmarks.measure import Alternation, Row, alternate, growth, memory, peak_memory
+from benchmarks.measure import MEMORY, Alternation, Row, alternate, growth, memory, peak_memory
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {"name", "peer", "ratio", "unit", "target", "spread", "sizes", "seconds", "checked", "met", "versions"}
@@ -99,6 +99,26 @@ def test_peak_memory_is_that_of_the_work_alone():
     assert 60 << 20 < peak_memory(_allocate, 64) < 80 << 20
 
 
+def _allocate_beside_16(megabytes: int):
+    return _allocate(16 + megabytes)
+
+
+def test_the_table_of_memory_tells_what_grows_from_what_does_not():
+    row = memory("a", "b", _allocate_beside_16, 64, sizes={"examples": 64})
+    # A MB for each example, and 16 for any number of them.
+    assert row.unit == MEMORY and row.ratio == pytest.approx(1 << 20, rel=0.05)
+    assert row.sizes["examples"] == 64 and row.sizes["fixed MB"] == pytest.approx(16.8, abs=4)
+
+
+def test_one_round_has_no_spread():
+    assert Alternation([2.0], [3.0]).row("a", "b", "times as fast").spread is None
+
+
+def test_a_row_says_what_machine_ran_it():
+    machine = Row("a", "b", 1.0, "times as fast").as_json()["machine"]
+    assert machine["processor"] and machine["cores"] >= 1 and machine["load"] >= 0
+
+
 def test_a_missing_peer_is_named_with_what_installs_it():
     with pytest.raises(
         ModuleNotFoundError, match=r"no_such_peer.*pip install --no-deps --requirement benchmarks/requirements.txt"
@@ -111,7 +131,7 @@ def test_the_table_has_a_line_for_each_row_in_the_order_of_the_names(tmp_path):
     first = Row("labels", "lists", 1234.5, "times as fast", ">= 50", (1000.0, 2000.0), {"examples": 1000000})
     second = Row("batch", "step", 0.0123, "times as long", "<= 0.01", checked="equal")
     third = Row("memory", "bank", 2.05, "times as much")
-    fourth = memory("store", "files", 60_000_000, 20_000, sizes={"images": 20_000})
+    fourth = Row("store", "files", 3000.0, MEMORY, sizes={"images": 20_000})
     (tmp_path / "b.json").write_text(json.dumps([first.as_json()]))
     (tmp_path / "a.json").write_text(json.dumps([second.as_json(), fourth.as_json(), third.as_json()]))
     text = table.markdown(tmp_path, ("b", "a", "absent"))
