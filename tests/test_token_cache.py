@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 import pytest
 from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
 
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.data.synthetic import load_synthetic, synthetic_tokenizer
@@ -39,22 +40,29 @@ def texts(size: int = 30) -> Dataset:
     return load_synthetic("text", size=size)
 
 
-def test_another_process_reads_what_this_one_has_tokenised(folder, tmp_path):
-    tokenize_votes(texts(), synthetic_tokenizer())
-    (first,) = folder.iterdir()
-    # Other tokens in its place: whoever reads it, says so.
-    tokenize_votes(texts().select(range(29, -1, -1)), synthetic_tokenizer())
-    (other,) = set(folder.iterdir()) - {first}
-    backwards = Dataset.from_file(str(other))["input_ids"][:]
-    shutil.copy(other, first)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={"HF_DATASETS_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+def kept(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def in_another_process(program: str, cache: Path, *words: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)],
+        env={"HF_DATASETS_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == str(backwards)
+
+
+def test_another_process_reads_what_this_one_has_tokenised(folder, tmp_path):
+    tokenize_votes(texts(), synthetic_tokenizer())
+    (first,) = kept(folder)
+    # Other tokens in its place: whoever reads it, says so.
+    tokenize_votes(texts().select(range(29, -1, -1)), synthetic_tokenizer())
+    (other,) = set(kept(folder)) - {first}
+    backwards = Dataset.from_file(str(other))["input_ids"][:]
+    shutil.copy(other, first)
+    assert in_another_process(PROGRAM, tmp_path).stdout.strip() == str(backwards)
 
 
 def with_longer_word(dataset: Dataset) -> Dataset:
@@ -76,7 +84,7 @@ def test_other_rows_are_tokenised_themselves(folder, change):
     tokenizer = synthetic_tokenizer()
     before = tokenize_votes(texts(), tokenizer)
     after = tokenize_votes(change(texts()), tokenizer)
-    assert len(list(folder.iterdir())) == 2
+    assert len(kept(folder)) == 2
     assert after[:] != before[:]
     for name in ("votes", "example_id", "label"):
         assert after[name][:] == change(texts())[name][:]
@@ -91,7 +99,7 @@ def test_another_length_and_another_tokenizer_have_their_own_tokens(folder):
         row = tokenize_votes(texts(), by, **options)[0]
         expected = by(texts()[0]["text"], truncation=True, **options)["input_ids"]
         assert row["input_ids"] == expected
-    assert len(list(folder.iterdir())) == 3
+    assert len(kept(folder)) == 3
 
 
 def test_features_survive_the_cache(folder):
@@ -126,13 +134,13 @@ def test_rows_that_a_function_makes_are_not_kept(folder):
     other = texts().with_transform(lambda batch: {**batch, "text": ["unheard"] * len(batch["text"])})
     made = tokenize_votes(other, tokenizer).with_format(None)
     assert made[0]["input_ids"] == tokenizer("unheard")["input_ids"]
-    assert len(list(folder.iterdir())) == 1
+    assert len(kept(folder)) == 1
 
 
 @pytest.mark.parametrize("left", [0, 0.5, -20])
 def test_a_damaged_file_is_made_anew(folder, left):
     before = tokenize_votes(texts(), synthetic_tokenizer())[:]
-    (path,) = folder.iterdir()
+    (path,) = kept(folder)
     whole = path.read_bytes()
     path.unlink()  # which the data set before has mapped
     path.write_bytes(whole[: left if left < 0 else int(left * len(whole))])
@@ -145,3 +153,25 @@ def test_what_is_no_text_is_refused_with_its_rows(folder):
     dataset = texts(3).remove_columns("text").add_column("text", [b"a", b"b", b"c"])
     with pytest.raises(VotesError, match="`text` is not a text in the examples 0, 1, 2"):
         tokenize_votes(dataset, synthetic_tokenizer())
+
+
+class Louder(PreTrainedTokenizerFast):
+    def __call__(self, *texts, **options):
+        shouted = [[f"unheard {one}" for one in text] if isinstance(text, list) else text for text in texts]
+        return super().__call__(*shouted, **options)
+
+
+@pytest.mark.parametrize(
+    ("module", "files"), [(__name__, 1), ("transformers_modules.louder", 1), ("transformers.louder", 2)]
+)
+def test_a_tokenizer_with_code_of_its_own_does_not_get_the_tokens_of_another(
+    folder, tmp_path, monkeypatch, module, files
+):
+    plain = synthetic_tokenizer()
+    plain.save_pretrained(tmp_path / "saved")
+    before = tokenize_votes(texts(), plain)["input_ids"][:]
+    monkeypatch.setattr(Louder, "__module__", module)
+    louder = Louder.from_pretrained(tmp_path / "saved")
+    after = tokenize_votes(texts(), louder)["input_ids"][:]
+    assert after == louder(texts()["text"][:])["input_ids"] != before
+    assert len(kept(folder)) == files

@@ -121,9 +121,10 @@ def tokenize_votes(
 
 
 def _can_be_kept(dataset: Dataset | StreamingDataset, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the rows and the tokenizer's files say all that the tokens depend on; a user's transform is code."""
+    """Whether the rows and the tokenizer's files say all that the tokens depend on; code does not."""
     whole = isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
-    return whole and isinstance(tokenizer, PreTrainedTokenizerFast)
+    ours = isinstance(tokenizer, PreTrainedTokenizerFast) and type(tokenizer).__module__.startswith("transformers.")
+    return whole and ours
 
 
 def _cache_folder() -> Path | None:
@@ -145,6 +146,7 @@ def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerFast, settings: list[An
     """
     versions = [version(package) for package in ("tokenizers", "transformers")]
     settings = [*settings, *versions, str(dataset.features), tokenizer.init_kwargs, tokenizer.split_special_tokens]
+    settings.append(type(tokenizer).__qualname__)
     digest = hashlib.sha256(json.dumps(settings, default=str).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for batch in dataset.with_format("arrow").iter(batch_size=10_000):
