@@ -10,7 +10,8 @@ from pathlib import Path
 import datasets
 import pytest
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast
+from tokenizers.pre_tokenizers import PreTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.data.synthetic import load_synthetic, synthetic_tokenizer
@@ -175,3 +176,23 @@ def test_a_tokenizer_with_code_of_its_own_does_not_get_the_tokens_of_another(
     after = tokenize_votes(texts(), louder)["input_ids"][:]
     assert after == louder(texts()["text"][:])["input_ids"] != before
     assert len(kept(folder)) == files
+
+
+def test_a_tokenizer_with_a_step_in_python_keeps_nothing(folder):
+    class Halves:
+        def pre_tokenize(self, text):
+            text.split(lambda _, part: [part[: len(str(part)) // 2], part[len(str(part)) // 2 :]])
+
+    tokenizer = synthetic_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Halves())
+    made = tokenize_votes(texts(), tokenizer)
+    assert made["input_ids"][:] == tokenizer(texts()["text"][:])["input_ids"] and not folder.exists()
+
+
+def test_a_saved_tokenizer_reads_what_the_one_that_was_saved_has_made(folder, tmp_path):
+    before = tokenize_votes(texts(), synthetic_tokenizer())[:]
+    (path,) = kept(folder)
+    for place in ("run", "moved"):
+        synthetic_tokenizer().save_pretrained(tmp_path / place)
+        assert tokenize_votes(texts(), AutoTokenizer.from_pretrained(tmp_path / place))[:] == before
+    assert kept(folder) == [path]

@@ -106,10 +106,13 @@ def tokenize_votes(
     # A stream forgets its features in `map` unless it is told them, and with them the classes' names.
     removed = [name for name in dataset.column_names if name not in _KEPT]
     options = {"batched": True, "remove_columns": removed, "features": features}
-    folder = _cache_folder() if _can_be_kept(dataset, tokenizer) else None
+    # A user's transform is code, which the rows do not say.
+    plain = isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
+    identity = _identity(tokenizer) if plain else None
+    folder = None if identity is None else _cache_folder()
     if folder is None:
         return dataset.map(encode, **options)
-    key = _key(dataset.select_columns([*columns, *kept]), tokenizer, [task, columns, produced, max_length])
+    key = _key(dataset.select_columns([*columns, *kept]), [*identity, task, columns, produced, max_length])
     path = folder / f"{key}.arrow"
     options |= {"cache_file_name": str(path), "new_fingerprint": key}
     try:
@@ -120,11 +123,16 @@ def tokenize_votes(
         return dataset.map(encode, **options)
 
 
-def _can_be_kept(dataset: Dataset | StreamingDataset, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the rows and the tokenizer's files say all that the tokens depend on; code does not."""
-    whole = isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
-    ours = isinstance(tokenizer, PreTrainedTokenizerFast) and type(tokenizer).__module__.startswith("transformers.")
-    return whole and ours
+def _identity(tokenizer: PreTrainedTokenizerBase) -> list[Any] | None:
+    """All that its tokens depend on, wherever it was read from; None if that is code of its own."""
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or not kind.__module__.startswith("transformers."):
+        return None
+    try:
+        files = tokenizer.backend_tokenizer.to_str()
+    except Exception:  # It is what tokenizers raises for a step that is written in Python, like RoFormer's.
+        return None
+    return [kind.__qualname__, files, tokenizer.split_special_tokens]
 
 
 def _cache_folder() -> Path | None:
@@ -139,16 +147,13 @@ def _cache_folder() -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
-def _key(dataset: Dataset, tokenizer: PreTrainedTokenizerFast, settings: list[Any]) -> str:
+def _key(dataset: Dataset, settings: list[Any]) -> str:
     """A digest of everything that the result depends on.
 
     `map` would find its own, but caches only data sets that were read from a file, not those made in memory.
     """
     versions = [version(package) for package in ("tokenizers", "transformers")]
-    settings = [*settings, *versions, str(dataset.features), tokenizer.init_kwargs, tokenizer.split_special_tokens]
-    settings.append(type(tokenizer).__qualname__)
-    digest = hashlib.sha256(json.dumps(settings, default=str).encode())
-    digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    digest = hashlib.sha256(json.dumps([*settings, *versions, str(dataset.features)], default=str).encode())
     for batch in dataset.with_format("arrow").iter(batch_size=10_000):
         # What is no text is refused when it is tokenised, with the rows.
         digest.update(json.dumps(batch.to_pydict(), default=str).encode())
