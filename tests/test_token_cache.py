@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets, load_from_disk
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -196,3 +198,28 @@ def test_a_saved_tokenizer_reads_what_the_one_that_was_saved_has_made(folder, tm
         synthetic_tokenizer().save_pretrained(tmp_path / place)
         assert tokenize_votes(texts(), AutoTokenizer.from_pretrained(tmp_path / place))[:] == before
     assert kept(folder) == [path]
+
+
+def test_rows_are_known_however_they_lie_in_memory(folder, tmp_path):
+    whole = texts()
+    whole.save_to_disk(tmp_path / "rows")
+    chunks = concatenate_datasets([whole.select(range(7)), whole.select(range(7, 30))])
+    backwards = whole.select(range(29, -1, -1)).flatten_indices()
+    for dataset in (whole, load_from_disk(tmp_path / "rows"), chunks, backwards.select(range(29, -1, -1))):
+        tokenize_votes(dataset, synthetic_tokenizer())
+    part = concatenate_datasets([texts(10), whole]).select(range(10, 40))
+    tokenize_votes(part, synthetic_tokenizer())
+    assert len(kept(folder)) == 1
+
+
+def test_votes_on_many_classes_are_not_turned_into_numbers_of_python(folder):
+    votes = np.zeros((500, 1000), np.int64)
+    votes[:, 0] = 5
+    dataset = texts(500).remove_columns("votes").add_column("votes", list(votes))
+    tracemalloc.start()
+    made = tokenize_votes(dataset, synthetic_tokenizer())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # A pointer for each number would be as much.
+    assert peak < votes.nbytes
+    assert len(kept(folder)) == 1 and made[-1]["votes"] == votes[-1].tolist()
