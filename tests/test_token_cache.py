@@ -25,6 +25,15 @@ from hf_softlabel.data.text import tokenize_votes
 print(tokenize_votes(load_synthetic("text", size=30), synthetic_tokenizer())["input_ids"][:])
 """
 
+FULL_DISK = """
+import resource, sys
+from datasets import load_from_disk
+from hf_softlabel.data.synthetic import synthetic_tokenizer
+from hf_softlabel.data.text import tokenize_votes
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+print(tokenize_votes(load_from_disk(sys.argv[1]), synthetic_tokenizer())["input_ids"][:])
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
@@ -223,3 +232,13 @@ def test_votes_on_many_classes_are_not_turned_into_numbers_of_python(folder):
     # A pointer for each number would be as much.
     assert peak < votes.nbytes
     assert len(kept(folder)) == 1 and made[-1]["votes"] == votes[-1].tolist()
+
+
+def test_texts_are_tokenised_where_the_disk_is_full(folder, tmp_path):
+    """By a limit on the size of files, under which writing fails as on a full disk."""
+    texts().save_to_disk(tmp_path / "rows")
+    before = kept(tmp_path)
+    done = in_another_process(FULL_DISK, tmp_path, tmp_path / "rows")
+    assert done.stdout.strip() == str(synthetic_tokenizer()(texts()["text"][:])["input_ids"])
+    assert "held in memory and not kept for the next run: [Errno 27] File too large" in done.stderr
+    assert kept(tmp_path) == before, "something half-written was left"

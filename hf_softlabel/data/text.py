@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +19,8 @@ from datasets import IterableDataset as StreamingDataset
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .errors import VotesError, some
+
+logger = logging.getLogger(__name__)
 
 TextTask = Literal["single", "pair", "choice"]
 
@@ -113,14 +117,16 @@ def tokenize_votes(
     if folder is None:
         return dataset.map(encode, **options)
     key = _key(dataset.select_columns([*columns, *kept]), [*identity, task, columns, produced, max_length])
-    path = folder / f"{key}.arrow"
-    options |= {"cache_file_name": str(path), "new_fingerprint": key}
-    try:
-        return dataset.map(encode, **options)
-    except (pa.ArrowInvalid, OSError):
-        # The file is damaged, by a full disk for instance: it is made anew.
-        path.unlink(missing_ok=True)
-        return dataset.map(encode, **options)
+    path = folder / key / "tokens.arrow"
+    for _ in range(2):
+        try:
+            return dataset.map(encode, **options, cache_file_name=str(path), new_fingerprint=key)
+        except (pa.ArrowInvalid, OSError) as error:
+            # A damaged file is made anew. Where the disk is full, `map` leaves what it has begun in the same folder.
+            shutil.rmtree(path.parent, ignore_errors=True)
+            trouble = error
+    logger.warning("The tokenised texts are held in memory and not kept for the next run: %s", trouble)
+    return dataset.map(encode, **options, keep_in_memory=True)
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> list[Any] | None:
