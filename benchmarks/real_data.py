@@ -47,11 +47,20 @@ def chaosnli() -> Dataset:
 def wordpiece() -> PreTrainedTokenizerFast:
     """BERT's kind of tokenizer, learnt from these texts: nothing is downloaded."""
     special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    words = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=8000, special_tokens=[*special.values()], show_progress=False)
-    texts = chaosnli()
-    words.train_from_iterator([*texts["premise"], *texts["hypothesis"]], trainer)
+
+    def untrained(vocabulary: dict[str, int] | None = None) -> Tokenizer:
+        words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        return words
+
+    texts, learner = [*chaosnli()["premise"], *chaosnli()["hypothesis"]], untrained()
+    # The trainer numbers the letters within a word in the order of a hash table with a random seed, and breaks ties by
+    # these numbers: each process would learn another vocabulary if it were not given them, as special tokens.
+    letters = {letter for text in texts for letter in learner.normalizer.normalize_str(text) if not letter.isspace()}
+    given = [*special.values(), *(f"##{letter}" for letter in sorted(letters))]
+    trainer = trainers.WordPieceTrainer(vocab_size=8000, special_tokens=given, show_progress=False)
+    learner.train_from_iterator(texts, trainer)
+    words = untrained(learner.get_vocab())
     ends = [(token, words.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     words.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends

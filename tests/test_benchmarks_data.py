@@ -129,3 +129,16 @@ def test_the_hessian_benchmark_says_whether_the_errors_are_the_same():
     for other in (0.016, 0.006):
         text = compared(Curvature(0.0, 0.01), Curvature(other, 0.001), 2, "exact")
         assert "; NOT the same error: " in text and f"{other / 0.01:.2f} times ours" in text
+
+
+def test_the_tokenizer_is_the_same_each_time_it_is_learnt(sources, monkeypatch):
+    monkeypatch.setenv("HF_SOFTLABEL_SOURCES", str(sources.resolve()))
+    from benchmarks.real_data import wordpiece
+
+    first = wordpiece()
+    wordpiece.cache_clear()
+    again = wordpiece()
+    assert again is not first and again.get_vocab() == first.get_vocab()
+    assert len(first) == 8000 and first.all_special_tokens == ["[UNK]", "[SEP]", "[PAD]", "[CLS]"]
+    # A known word, one in pieces, and the mark of pieces where it is text, which no text here has.
+    assert first.tokenize("money moneyest ##a") == ["money", "money", "##est", "[UNK]", "[UNK]", "a"]
