@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ def build_trainer(
     callbacks: list[TrainerCallback] | None = None,
 ) -> tuple[VotesTrainer, Splits]:
     """The trainer of a recipe, and the splits, tokenised if they are texts."""
+    _check_compiler(training)
     train = splits.train
     task = _task(train.column_names, data_config.text_columns)
     model, processing_class = load_model(
@@ -99,6 +104,20 @@ def open_run(run: str | Path, sources: str | None = None) -> tuple[VotesTrainer,
         trust_remote_code=model_config.trust_remote_code,
     )
     return build_trainer(model_config, data_config, training, splits)
+
+
+def _check_compiler(training: SoftLabelConfig) -> None:
+    """torch would look for it at the first step, when a run has begun."""
+    if training.torch_compile_backend != "inductor" or training.device.type != "cpu":
+        return
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    compiler = os.environ.get("CXX", usual)
+    # Alone, or with options or ccache.
+    if not any(shutil.which(word) for word in (compiler, *shlex.split(compiler)[:1])):
+        raise VotesError(
+            f"torch_compile needs a C++ compiler on a CPU, and {compiler!r} is not found: install {usual}, name "
+            "another in the variable CXX, or leave torch_compile out."
+        )
 
 
 def _task(columns: list[str], text_columns: list[str] | None) -> str:
