@@ -133,5 +133,5 @@ def rows(scale: float) -> Iterator[Row]:
             args = _arguments(folder, per_device_eval_batch_size=batch_size)
             return SoftLabelTrainer(model=resnet(store), args=args, train_dataset=store, image_transform=TRANSFORM)
 
-        name = "evaluating images in batches of 500"
-        yield evaluations(name, as_in_training(128), images_in(500), images_in(128), store, rounds)
+        name = "evaluating images in batches of 256"
+        yield evaluations(name, as_in_training(128), images_in(256), images_in(128), store, rounds)
