@@ -160,7 +160,7 @@ def memory(
     """
     few = max(1, n // 4)
     small, large = peak_memory(work, few), peak_memory(work, n)
-    slope = (large - small) / max(1, n - few)
+    slope = max(0.0, (large - small) / max(1, n - few))  # what does not grow may shrink a little by chance
     return Row(name, beyond, slope, MEMORY, sizes={**sizes, "fixed MB": round((large - n * slope) / 1e6)}, **rest)
 
 

@@ -99,6 +99,15 @@ def test_peak_memory_is_that_of_the_work_alone():
     assert 60 << 20 < peak_memory(_allocate, 64) < 80 << 20
 
 
+def _allocate_less_and_less(megabytes: int):
+    return _allocate(96 - megabytes)
+
+
+def test_memory_that_does_not_grow_is_fixed():
+    row = memory("a", "b", _allocate_less_and_less, 64, sizes={})
+    assert row.ratio == 0 and row.sizes["fixed MB"] == pytest.approx(33.6, abs=4)
+
+
 def _allocate_beside_16(megabytes: int):
     return _allocate(16 + megabytes)
 
