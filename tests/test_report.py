@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -168,6 +169,28 @@ def test_one_run_is_enough_and_the_report_below_it_is_not_read_as_one(tmp_path):
         assert main(["report", str(tmp_path)]) == 0
     assert (tmp_path / "report" / "report.html").exists()
     assert len(build_report(tmp_path).runs) == 1
+
+
+@pytest.mark.parametrize("whole_seeds", [1, 0])
+def test_runs_of_which_only_the_numbers_were_kept_are_in_all_tables(written, folder, tmp_path, whole_seeds):
+    shutil.copytree(folder, tmp_path / "runs")
+    for path in (tmp_path / "runs").rglob("DONE"):
+        if json.loads((path.parent / "metrics.json").read_text())["seed"] >= whole_seeds:
+            shutil.rmtree(path.parent / "model")
+            for table in path.parent.glob("*.parquet"):
+                table.unlink()
+    assert main(["report", str(tmp_path / "runs"), "--output_dir", str(tmp_path / "out")]) == 0
+    for table in (written / "tables").iterdir():
+        if "-sparse." in table.name:  # the sparse-target diagnostic is of single examples
+            continue
+        assert (tmp_path / "out" / "tables" / table.name).read_bytes() == table.read_bytes(), table.name
+    assert (tmp_path / "out" / "runs.csv").read_bytes() == (written / "runs.csv").read_bytes()
+    of_predictions = {"reliability", "examples-range", "examples-ambiguous", "annotator-entropy", "sparse-target-js"}
+    drawn = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
+    found = {key for key in of_predictions if any(name.endswith(key) for name in drawn)}
+    assert found == (of_predictions if whole_seeds else set()) and any("training-dynamics" in name for name in drawn)
+    numbers = 12 if whole_seeds else 19
+    assert f"Of {numbers} of 19 runs only the numbers were kept" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_wandb_report_without_a_login_is_refused_before_the_work(folder, tmp_path, monkeypatch, capsys):

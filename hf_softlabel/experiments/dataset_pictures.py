@@ -55,7 +55,7 @@ def held_out(runs: Iterable[Run]) -> HeldOut:
 
 def example_pictures(setting: Setting) -> list[Picture]:
     """Soft and majority labels on single examples: from agreed on to disputed, and the most ambiguous."""
-    runs = {method: setting.get(method) for method in COMPARED}
+    runs = {method: setting.predicted(method) for method in COMPARED}
     if not all(runs.values()):
         return []
     found = {method: held_out(by_seed.values()) for method, by_seed in runs.items()}
@@ -107,9 +107,10 @@ def entropy_picture(settings: Sequence[Setting]) -> Picture | None:
     votes = {}
     for setting in settings:
         title = "\n".join(textwrap.wrap(dataset_name(setting), CHARACTERS))
-        if title not in votes:
-            # All runs of a seed hold the same examples out.
-            votes[title] = held_out({run.seed: run for run in setting.runs}.values()).votes
+        # All runs of a seed hold the same examples out.
+        by_seed = {run.seed: run for run in setting.runs if run.has_predictions}
+        if title not in votes and by_seed:
+            votes[title] = held_out(by_seed.values()).votes
     if not votes:
         return None
     figure = entropy_histograms(votes)

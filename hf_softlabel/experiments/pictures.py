@@ -155,7 +155,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def reliability(setting: Setting) -> Picture | None:
-    runs = {method: setting.get(method) for method in RELIABILITY if setting.get(method)}
+    runs = {method: setting.predicted(method) for method in RELIABILITY if setting.predicted(method)}
     if not runs:
         return None
     sources = [_pooled(method, list(by_seed.values())) for method, by_seed in runs.items()]

@@ -46,6 +46,12 @@ def build_report(folder: str | Path, title: str | None = None, progress: bool = 
             f"There is no finished run below {folder}.{cut_off} `hf-softlabel train` or `grid` makes some."
         )
     settings, notes = settings_of(found.runs, found.pairs)
+    numbers = sum(not run.has_predictions for run in found.runs)
+    if numbers:
+        notes.append(
+            f"Of {numbers} of {len(found.runs)} runs only the numbers were kept (metrics.json, history.jsonl, "
+            "diagnostics.json): figures that are drawn from predictions, and examples, are of the others."
+        )
     keys = _keys(_short_names(settings))
     sections = [
         _section(setting, key)
@@ -85,7 +91,7 @@ def _keys(names: Sequence[str]) -> list[str]:
 
 
 def _section(setting: Setting, key: str) -> Section:
-    tables = setting_tables(setting)
+    tables, examples = setting_tables(setting), setting_examples(setting)
     return Section(
         key,
         setting.name,
@@ -93,8 +99,9 @@ def _section(setting: Setting, key: str) -> Section:
         section_findings(setting, tables),
         tables,
         setting_pictures(setting),
-        setting_examples(setting),
-        setting.runs[0].class_names,
+        examples,
+        # They are the model's, which is not there where only numbers were kept.
+        setting.runs[0].class_names if examples else [],
     )
 
 
@@ -128,7 +135,7 @@ def setting_examples(setting: Setting) -> list[Example]:
     for method in setting.methods():
         for run in setting.get(method).values():
             kept = read_examples(run.path)
-            if not kept:
+            if not kept or not run.has_predictions:
                 continue
             inputs.update(kept)
             read = run.predictions()

@@ -99,6 +99,11 @@ class Run:
             return []
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
+    @property
+    def has_predictions(self) -> bool:
+        """Whether more than the numbers was kept: not every data set lets votes be passed on."""
+        return (self.path / "predictions.parquet").exists()
+
     def predictions(self) -> Predictions:
         """Of the eval split."""
         return read_predictions(self.path)

@@ -57,6 +57,10 @@ class Setting:
         """Runs by seed, in the seeds' order."""
         return dict(sorted(self._by_key.get((method, k, resample_every), {}).items()))
 
+    def predicted(self, method: str) -> dict[int, Run]:
+        """Those of its runs with all votes whose predictions were kept, by seed."""
+        return {seed: run for seed, run in self.get(method).items() if run.has_predictions}
+
     def methods(self, k: int | None = None) -> list[str]:
         """The methods that were run with K votes per example, or with all."""
         return in_order(method for method, votes, resample in self._by_key if votes == k and resample == 1)

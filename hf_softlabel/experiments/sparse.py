@@ -154,6 +154,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_eval(soft: Run, other: Run) -> tuple[np.ndarray, ...] | None:
+    if not (soft.has_predictions and other.has_predictions):
+        return None
     mine, theirs = soft.predictions(), other.predictions()
     if mine.votes is None or not np.array_equal(mine.ids, theirs.ids):
         return None
