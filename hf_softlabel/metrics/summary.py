@@ -97,7 +97,8 @@ class VoteScores:
             p, log_q = human(people), log_model(raw, from_logits, rows.start)
             values = array(raw)  # logits are ranked as they are: softmax would tie those that underflow
             q = np.exp(log_q) if from_logits else values
-            by_class.fill(rows, log_q, p)
+            squares = np.square(q - p)
+            by_class.fill(rows, log_q, p, squares)
             top = Top(values)
             majority = top.mean(majority_of(p))
             nll, human_entropy, model_entropy = cross_entropy(p, log_q), entropy(p), cross_entropy(q, log_q)
@@ -105,7 +106,7 @@ class VoteScores:
             part = {
                 "soft_nll": nll,
                 "kl": np.maximum(nll - human_entropy, 0),  # rounding leaves -1e-16 where q = p
-                "soft_brier": np.square(q - p).sum(-1),
+                "soft_brier": squares.sum(-1),
                 "accuracy": top.mean(gold[rows, None] == np.arange(p.shape[1])) if has_gold else majority,
                 "accuracy_majority": majority,
                 "js_distance": js(q, p),
