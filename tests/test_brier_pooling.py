@@ -40,7 +40,7 @@ def case(name: str, n: int) -> tuple[np.ndarray, np.ndarray]:
         log_q = np.log1p(-np.exp(log_q) * 1e-7)
     elif name == "last bits":
         # Ties but for rounding, around the ends of buckets.
-        log_q = -(2.0 ** rng.integers(-3, 4, log_q.shape)) + rng.choice([-1e-15, 0, 1e-15], log_q.shape)
+        log_q = 2.0**-8 - 2.0 ** rng.integers(-3, 4, log_q.shape) + rng.choice([-1e-14, 0, 1e-14], log_q.shape)
     elif name == "above 1":
         log_q = log_q - log_q.max() + 1e-4
     elif name == "q = p":
