@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.special import softmax
+from scipy.special import log_softmax, softmax
 from sklearn.metrics import log_loss
 
 from hf_softlabel.data.errors import VotesError
@@ -25,6 +25,7 @@ from hf_softlabel.metrics import (
     soft_brier,
     soft_nll,
 )
+from hf_softlabel.metrics.arrays import log_model_and_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_softlabel.metrics.UndefinedScoreWarning")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -229,3 +230,15 @@ def test_arrays_of_another_shape_are_refused(score):
 def test_entropy_is_scipys_down_to_the_smallest_shares():
     p = np.array([[0.5, 0.5, 0], [1, 0, 0], [1 - 1e-6, 1e-6, 0], [1, 1e-300, 0], [1, 5e-324, 0], [0.2, 0.3, 0.5]])
     assert entropy(p) == pytest.approx(stats.entropy(p, axis=1), rel=1e-14, abs=1e-310)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_exponential_gives_scipys_softmax_and_its_logarithm():
+    inf, nan = np.inf, np.nan
+    extreme = [[1e4, -1e4, 3], [-inf, 0, -inf], [-inf] * 3, [inf, 0, 1], [inf, -inf, inf], [nan, 0, 1], [-745, 0, 0]]
+    logits = np.concatenate([np.random.default_rng(0).normal(scale=9, size=(100, 3)), extreme])
+    log_q, q = log_model_and_model(logits, from_logits=True)
+    with np.errstate(invalid="ignore"):
+        expected = log_softmax(logits, axis=1)
+    np.testing.assert_allclose(log_q, expected, rtol=1e-15)
+    np.testing.assert_allclose(q, np.exp(expected), rtol=1e-13)

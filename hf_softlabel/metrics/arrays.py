@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax
 
 from ..data.errors import VotesError, some
 
@@ -61,22 +60,35 @@ def log_model(predictions: Any, from_logits: bool = False, first_row: int = 0) -
 
     `first_row` is the number of the first one in a message, if they are a chunk of more.
     """
-    q = array(predictions)
-    if from_logits:
-        with np.errstate(invalid="ignore"):  # a row of -inf only is NaN
-            return log_softmax(q, axis=-1)
-    check_probabilities(q, first_row)
-    with np.errstate(divide="ignore"):
-        return np.log(q)
+    return log_model_and_model(predictions, from_logits, first_row)[0]
 
 
 def model(predictions: Any, from_logits: bool = False, first_row: int = 0) -> np.ndarray:
     """Predictions (N, C) -> float64 probabilities (N, C)."""
     if from_logits:
-        return np.exp(log_model(predictions, from_logits))
+        return log_model_and_model(predictions, from_logits)[1]
     q = array(predictions)
     check_probabilities(q, first_row)
     return q
+
+
+def log_model_and_model(
+    predictions: Any, from_logits: bool = False, first_row: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions (N, C) -> float64 log probabilities and probabilities (N, C)."""
+    if not from_logits:
+        q = model(predictions, first_row=first_row)
+        with np.errstate(divide="ignore"):
+            return np.log(q), q
+    z = array(predictions)
+    largest = z.max(-1, keepdims=True)
+    largest[np.isinf(largest)] = 0
+    # As scipy's log_softmax; one exponential gives q as well.
+    with np.errstate(invalid="ignore", divide="ignore"):  # a row of -inf only is NaN
+        shifted = z - largest
+        odds = np.exp(shifted)
+        total = odds.sum(-1, keepdims=True)
+        return shifted - np.log(total), odds / total
 
 
 def check_probabilities(q: np.ndarray, first_row: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from .arrays import NO_NUMBERS, human, log_model, row_chunks, undefined
+from .arrays import NO_NUMBERS, human, log_model_and_model, row_chunks, undefined
 
 PARTS = ("miscalibration", "discrimination", "uncertainty")
 
@@ -25,8 +25,8 @@ def brier_decomposition(predictions: Any, votes: Any, from_logits: bool = False)
     """
     columns = ClassColumns(np.shape(predictions))
     for rows, raw, people in row_chunks(predictions, votes):
-        p, log_q = human(people), log_model(raw, from_logits, rows.start)
-        columns.fill(rows, log_q, p, np.square(np.exp(log_q) - p))
+        p, (log_q, q) = human(people), log_model_and_model(raw, from_logits, rows.start)
+        columns.fill(rows, log_q, p, np.square(q - p))
     curves = BrierCurves(columns)
     if not curves.defined:
         undefined(NO_NUMBERS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import array, human, labels_of, log_model, mean_of, row_chunks, undefined
+from .arrays import array, human, labels_of, log_model, log_model_and_model, mean_of, row_chunks, undefined
 
 
 def entropy(distributions: Any) -> np.ndarray:
@@ -122,8 +122,8 @@ def entropy_correlation(predictions: Any, votes: Any, from_logits: bool = False)
     """Spearman correlation over examples of H(q) with H(p); NaN, with a warning that says why, if undefined."""
     machine, people = [], []
     for rows, raw, votes_of_rows in row_chunks(predictions, votes):
-        log_q = log_model(raw, from_logits, rows.start)
-        machine.append(cross_entropy(np.exp(log_q), log_q))
+        log_q, q = log_model_and_model(raw, from_logits, rows.start)
+        machine.append(cross_entropy(q, log_q))
         people.append(entropy(votes_of_rows))
     value, reason = rank_correlation(*(TiedRanks(np.concatenate([[], *parts])) for parts in (machine, people)))
     return undefined(reason) if reason else value

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..data.errors import VotesError
-from .arrays import UndefinedScoreWarning, array, human, labels_of, log_model, row_chunks
+from .arrays import UndefinedScoreWarning, array, human, labels_of, log_model_and_model, row_chunks
 from .brier import BrierCurves, ClassColumns
 from .calibration import Confidences
 from .disagreement import js, same_ranking
@@ -94,15 +94,15 @@ class VoteScores:
         self.hard_label = "gold" if has_gold else "majority"
         parts, by_class = [], ClassColumns(np.shape(predictions))
         for rows, raw, people in row_chunks(predictions, votes):
-            p, log_q = human(people), log_model(raw, from_logits, rows.start)
+            p, (log_q, q) = human(people), log_model_and_model(raw, from_logits, rows.start)
             values = array(raw)  # logits are ranked as they are: softmax would tie those that underflow
-            q = np.exp(log_q) if from_logits else values
-            squares = np.square(q - p)
+            difference = p - q
+            squares = np.square(difference)
             by_class.fill(rows, log_q, p, squares)
             top = Top(values)
             majority = top.mean(majority_of(p))
             nll, human_entropy, model_entropy = cross_entropy(p, log_q), entropy(p), cross_entropy(q, log_q)
-            distance = np.abs(p - q).sum(-1)
+            distance = np.abs(difference).sum(-1)
             part = {
                 "soft_nll": nll,
                 "kl": np.maximum(nll - human_entropy, 0),  # rounding leaves -1e-16 where q = p
@@ -112,7 +112,7 @@ class VoteScores:
                 "js_distance": js(q, p),
                 "dist_ce": distance / 2,
                 "manhattan": distance,
-                "wasserstein": np.abs((p - q).cumsum(-1)).sum(-1) if ordinal else None,
+                "wasserstein": np.abs(difference.cumsum(-1)).sum(-1) if ordinal else None,
                 "ent_ce": np.abs(model_entropy - human_entropy),
                 "rank_cs": same_ranking(values, p),
                 "confidence": q.max(-1),
