@@ -16,8 +16,17 @@ from scipy.special import softmax
 
 from hf_softlabel import load_votes
 from hf_softlabel.data.errors import VotesError
-from hf_softlabel.metrics import UndefinedScoreWarning, arrays, kl_to_annotators
-from hf_softlabel.metrics.disagreement import dist_ce, ent_ce, js_distance, manhattan, rank_cs, tvd, wasserstein
+from hf_softlabel.metrics import UndefinedScoreWarning, arrays, disagreement, kl_to_annotators
+from hf_softlabel.metrics.disagreement import (
+    dist_ce,
+    ent_ce,
+    js_distance,
+    js_divergence,
+    manhattan,
+    rank_cs,
+    tvd,
+    wasserstein,
+)
 
 SEEDS = st.integers(0, 2**32 - 1)
 DISTANCES = (js_distance, tvd, manhattan, wasserstein, ent_ce)
@@ -239,3 +248,43 @@ def test_a_uniform_predictor_on_chaosnli(subset, js, kl, ties, sources):
     assert js_distance(q, votes) == pytest.approx(js, abs=5e-5)
     assert kl_to_annotators(q, votes) == pytest.approx(kl, abs=5e-5)
     assert ((votes == votes.max(1, keepdims=True)).sum(1) > 1).sum() == ties
+
+
+def hard_distributions(classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """q and p (N, C) with ties, zeros, q = p and nearly so, one-hot rows, q that is nearly 0, and NaNs."""
+    rng = np.random.default_rng(classes)
+    p = rng.multinomial(5, rng.dirichlet(np.full(classes, 0.5)), 200) / 5
+    tied = rng.multinomial(5, np.full(classes, 1 / classes), 200) / 5
+    smooth = rng.dirichlet(np.full(classes, 1.0), 200)
+    near = [(1 - share) * p + share * smooth for share in (0, 1e-12, 1e-7, 1e-3, 0.1)]
+    q = np.concatenate([tied, smooth, *near, rng.dirichlet(np.full(classes, 1e-3), 200), np.eye(classes)[:2]])
+    p = np.concatenate([p] * 8 + [np.eye(classes)[1::-1]])
+    q[3], p[5], q[7, 0] = np.nan, np.nan, np.nan
+    return np.asfortranarray(q), np.asfortranarray(p)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("classes", [2, 3, 10, 100])
+def test_the_distance_by_entropies_is_that_by_differences(classes):
+    q, p = hard_distributions(classes)
+    distance = js_distance(q, p, per_example=True)
+    assert distance == pytest.approx(np.sqrt(js_divergence(q, p)), abs=1e-13, nan_ok=True)
+    assert np.isnan(distance).sum() == 3
+    # q = p, exactly and in all but the last digits.
+    assert (distance[400:600][~np.isnan(distance[400:600])] == 0).all()
+    assert (distance[600:800] < 1e-5).all()
+    assert distance[-1] == pytest.approx(np.sqrt(np.log(2)), abs=1e-15)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("classes", [1, 2, 3, 10, 100])
+def test_rankings_by_pairs_are_those_by_sorting(classes, monkeypatch):
+    q, p = hard_distributions(max(classes, 2))
+    q, p = q[:, :classes], p[:, :classes]
+    q[9, :1], q[10, :1], q[11] = -np.inf, np.inf, -np.inf
+    by_number_of_classes = {}
+    for few in (0, 1000):
+        monkeypatch.setattr(disagreement, "FEW_CLASSES", few)
+        by_number_of_classes[few] = disagreement.same_ranking(q, p)
+    np.testing.assert_array_equal(by_number_of_classes[0], by_number_of_classes[1000])
+    assert {0, 1} <= set(by_number_of_classes[0]) or classes == 1

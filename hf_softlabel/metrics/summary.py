@@ -109,7 +109,7 @@ class VoteScores:
                 "soft_brier": squares.sum(-1),
                 "accuracy": top.mean(gold[rows, None] == np.arange(p.shape[1])) if has_gold else majority,
                 "accuracy_majority": majority,
-                "js_distance": js(q, p),
+                "js_distance": js(q, p, model_entropy + human_entropy),
                 "dist_ce": distance / 2,
                 "manhattan": distance,
                 "wasserstein": np.abs(difference.cumsum(-1)).sum(-1) if ordinal else None,
