@@ -26,6 +26,7 @@ from hf_softlabel.metrics import (
     soft_nll,
 )
 from hf_softlabel.metrics.arrays import log_model_and_model
+from hf_softlabel.metrics.scoring import TiedRanks
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_softlabel.metrics.UndefinedScoreWarning")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -242,3 +243,15 @@ def test_one_exponential_gives_scipys_softmax_and_its_logarithm():
         expected = log_softmax(logits, axis=1)
     np.testing.assert_allclose(log_q, expected, rtol=1e-15)
     np.testing.assert_allclose(q, np.exp(expected), rtol=1e-13)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("largest", [2.3, 1e5, 1e9, np.inf])
+@pytest.mark.parametrize("n", [1, 2, 7, 3000])
+def test_ranks_are_scipys_for_values_of_any_size(n, largest):
+    """Small ones are sorted as whole numbers, the others as they are."""
+    rng = np.random.default_rng(n)
+    values = rng.choice([0, -0.0, 1e-17, -1e-17, 1e-12, 2e-12, 0.5, 0.5 + 1e-15, 1, *rng.uniform(0, 2.3, 500)], n)
+    values[-1] = largest
+    ranks = TiedRanks(values).ranks(np.ones(n))
+    assert ranks == pytest.approx(stats.rankdata(values.round(12)) - 0.5, abs=1e-9)
