@@ -26,7 +26,7 @@ from hf_softlabel.metrics import (
     soft_nll,
 )
 from hf_softlabel.metrics.arrays import log_model_and_model
-from hf_softlabel.metrics.scoring import TiedRanks
+from hf_softlabel.metrics.scoring import TiedRanks, Top
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_softlabel.metrics.UndefinedScoreWarning")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -255,3 +255,15 @@ def test_ranks_are_scipys_for_values_of_any_size(n, largest):
     values[-1] = largest
     ranks = TiedRanks(values).ranks(np.ones(n))
     assert ranks == pytest.approx(stats.rankdata(values.round(12)) - 0.5, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_that_share_the_top_share_the_hit():
+    inf, nan = np.inf, np.nan
+    q = np.array([[0, 1, 2], [2, 2, 1], [3, 3, 3], [-inf, inf, inf], [nan, 1, 2], [0, 2, 1]], dtype=float)
+    p = np.array([[0, 0.5, 0.5], [1, 0, 0], [0.25, 0.25, 0.5], [0, 0, 1], [0, 0, 1], [nan, nan, nan]])
+    for order in "CF":
+        top = Top(q.copy(order))
+        np.testing.assert_array_equal(top.hits(np.array([2.0, 1, 0, 0, 2, 1])), [1, 1 / 2, 1 / 3, 0, nan, 1])
+        np.testing.assert_array_equal(top.mean(p), [0.5, 0.5, 1 / 3, 0.5, nan, nan])
+        np.testing.assert_array_equal(top.majority_hits(p), [1, 1 / 2, 1 / 3, 1 / 2, nan, nan])

@@ -20,13 +20,13 @@ PROBABILITY_TOLERANCE = 1e-3
 NO_NUMBERS = "there are no examples, or some predictions or votes are not numbers"
 
 
-def array(values: Any) -> np.ndarray:
-    """Values (N, C) -> float64 (N, C); no copy if they are that already."""
+def array(values: Any, order: str = "K") -> np.ndarray:
+    """Values (N, C) -> float64 (N, C), in an order of memory if one is given; no copy if they are that already."""
     if not isinstance(values, np.ndarray):
         values = values.detach().cpu().double().numpy() if hasattr(values, "detach") else np.asarray(values)
     if values.ndim != 2:
         raise VotesError(f"An array of shape (examples, classes) is needed, not {values.shape}.")
-    return values.astype(np.float64, copy=False)
+    return values.astype(np.float64, order, copy=False)
 
 
 def human(votes: Any) -> np.ndarray:
@@ -85,10 +85,12 @@ def log_model_and_model(
     largest[np.isinf(largest)] = 0
     # As scipy's log_softmax; one exponential gives q as well.
     with np.errstate(invalid="ignore", divide="ignore"):  # a row of -inf only is NaN
-        shifted = z - largest
-        odds = np.exp(shifted)
-        total = odds.sum(-1, keepdims=True)
-        return shifted - np.log(total), odds / total
+        log_q = z - largest
+        q = np.exp(log_q)
+        total = q.sum(-1, keepdims=True)
+        log_q -= np.log(total)
+        q /= total
+    return log_q, q
 
 
 def check_probabilities(q: np.ndarray, first_row: int = 0) -> None:
@@ -122,7 +124,7 @@ def row_chunks(predictions: Any, votes: Any) -> Iterator[tuple[slice, Any, Any]]
     step = max(1, CHUNK // max(1, classes))
     for start in range(0, n, step):
         rows = slice(start, start + step)
-        yield rows, *(np.asfortranarray(array(x[rows])) for x in (predictions, votes))
+        yield rows, *(array(x[rows], "F") for x in (predictions, votes))
 
 
 def chunks(predictions: Any, votes: Any, from_logits: bool = False) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:

@@ -41,9 +41,9 @@ def confidence_and_target(
     confidence, outcome = np.empty(shape[0]), np.empty(shape[0])
     for rows, raw, people in row_chunks(predictions, votes):
         q = model(raw, from_logits, rows.start)
-        p = labels[rows, None] == np.arange(shape[1]) if target == "hard" else human(people)
         top = Top(q)
-        confidence[rows], outcome[rows] = top.largest, top.mean(p)
+        confidence[rows] = top.largest
+        outcome[rows] = top.hits(labels[rows]) if target == "hard" else top.mean(human(people))
     return confidence, outcome
 
 
@@ -80,11 +80,12 @@ class Confidences:
             edges = self.rounded[self.order[first]]
         return np.searchsorted(edges, self.rounded, side="right")
 
-    def equal_mass_ece(self, target: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> float:
+    def equal_mass_ece(self, target: np.ndarray, bin_of: np.ndarray, weights: np.ndarray | None = None) -> float:
+        """The ECE over bins (N,), which `bins` gives."""
         residual = self._residual(target, weights)
         if residual is None:
             return float("nan")
-        gaps = np.bincount(self.bins(bins, weights), residual)
+        gaps = np.bincount(bin_of, residual)
         return float(np.abs(gaps).sum() / (len(residual) if weights is None else weights.sum()))
 
     def smooth_ece(self, target: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -120,7 +121,8 @@ def equal_mass_ece(
     It is biased upwards: compare it with `calibrated_ece`, its value for a calibrated model.
     """
     confidence, outcome = confidence_and_target(predictions, votes, from_logits, target)
-    value = Confidences(confidence).equal_mass_ece(outcome, bins)
+    confidences = Confidences(confidence)
+    value = confidences.equal_mass_ece(outcome, confidences.bins(bins))
     return undefined(NO_NUMBERS) if math.isnan(value) else value
 
 

@@ -24,7 +24,10 @@ def entropy(distributions: Any) -> np.ndarray:
 def plogp(p: np.ndarray) -> np.ndarray:
     """p log p, and 0 of 0."""
     # As exact as scipy's xlogy, in a fifth of the time: 0 times a finite logarithm is 0.
-    return p * np.log(np.maximum(p, np.finfo(np.float64).tiny))
+    values = np.maximum(p, np.finfo(np.float64).tiny)
+    np.log(values, out=values)
+    values *= p
+    return values
 
 
 def cross_entropy(p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
@@ -84,20 +87,15 @@ def accuracy(predictions: Any, labels: Any, per_example: bool = False) -> float 
     depends on the order of the classes.
     """
     q = array(predictions)
-    hits = Top(q).mean(labels_of(labels, q.shape)[:, None] == np.arange(q.shape[1]))
+    hits = Top(q).hits(labels_of(labels, q.shape))
     return hits if per_example else mean_of(hits)
 
 
 def accuracy_majority(predictions: Any, votes: Any, per_example: bool = False) -> float | np.ndarray:
     """The share of rows whose largest prediction is a majority: a class that no other has more votes than."""
-    parts = [Top(array(raw)).mean(majority_of(human(people))) for _, raw, people in row_chunks(predictions, votes)]
+    parts = [Top(array(raw)).majority_hits(human(people)) for _, raw, people in row_chunks(predictions, votes)]
     hits = np.concatenate(parts) if parts else np.empty(0)
     return hits if per_example else mean_of(hits)
-
-
-def majority_of(p: np.ndarray) -> np.ndarray:
-    """(N, C): 1 for each class that no other has more of p than, else 0; NaN where nobody voted."""
-    return np.where(np.isnan(p), np.nan, p == p.max(-1, keepdims=True))
 
 
 class Top:
@@ -106,16 +104,22 @@ class Top:
     def __init__(self, q: np.ndarray):
         self.largest = q.max(-1)
         self.on_top = q == self.largest[:, None]
-        self.places = np.flatnonzero(self.on_top)
-        # Nearly always. (A NaN equals nothing.)
-        self.single = len(self.places) == len(q) and not np.isnan(self.largest).any()
+        self.number = self.on_top.sum(-1)  # 0 where q has NaNs, which equal nothing
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """The mean of values (N, C) over the classes on top: (N,); NaN where q has NaNs."""
-        if self.single:
-            return values.ravel()[self.places].astype(np.float64, copy=False)
         with np.errstate(invalid="ignore"):
-            return (self.on_top * values).sum(-1) / self.on_top.sum(-1)
+            return (self.on_top * values).sum(-1) / self.number
+
+    def hits(self, labels: np.ndarray) -> np.ndarray:
+        """The share (N,) of the classes on top that is the label (N,)."""
+        with np.errstate(invalid="ignore"):
+            return self.on_top[np.arange(len(labels)), labels.astype(np.intp)] / self.number
+
+    def majority_hits(self, p: np.ndarray) -> np.ndarray:
+        """The share (N,) of the classes on top that no other has more of p (N, C) than; NaN where nobody voted."""
+        most = p.max(-1)
+        return np.where(np.isnan(most), np.nan, self.mean(p == most[:, None]))
 
 
 def entropy_correlation(predictions: Any, votes: Any, from_logits: bool = False) -> float:

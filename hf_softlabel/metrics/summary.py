@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from .arrays import UndefinedScoreWarning, array, human, labels_of, log_model_an
 from .brier import BrierCurves, ClassColumns
 from .calibration import Confidences
 from .disagreement import js, same_ranking
-from .scoring import TiedRanks, Top, cross_entropy, entropy, majority_of, rank_correlation
+from .scoring import TiedRanks, Top, cross_entropy, plogp, rank_correlation
 
 # The scores in the order in which they are shown, and whether less of each is better. What is neither is a fact about
 # the votes.
@@ -92,7 +93,8 @@ class VoteScores:
         if has_gold:
             labels_of(gold, tuple(np.shape(predictions)))
         self.hard_label = "gold" if has_gold else "majority"
-        parts, by_class = [], ClassColumns(np.shape(predictions))
+        columns: dict[str, np.ndarray] = defaultdict(lambda: np.empty(len(predictions)))
+        by_class = ClassColumns(np.shape(predictions))
         for rows, raw, people in row_chunks(predictions, votes):
             p, (log_q, q) = human(people), log_model_and_model(raw, from_logits, rows.start)
             values = array(raw)  # logits are ranked as they are: softmax would tie those that underflow
@@ -100,14 +102,14 @@ class VoteScores:
             squares = np.square(difference)
             by_class.fill(rows, log_q, p, squares)
             top = Top(values)
-            majority = top.mean(majority_of(p))
-            nll, human_entropy, model_entropy = cross_entropy(p, log_q), entropy(p), cross_entropy(q, log_q)
+            majority = top.majority_hits(p)
+            nll, human_entropy, model_entropy = cross_entropy(p, log_q), -plogp(p).sum(-1), cross_entropy(q, log_q)
             distance = np.abs(difference).sum(-1)
             part = {
                 "soft_nll": nll,
                 "kl": np.maximum(nll - human_entropy, 0),  # rounding leaves -1e-16 where q = p
                 "soft_brier": squares.sum(-1),
-                "accuracy": top.mean(gold[rows, None] == np.arange(p.shape[1])) if has_gold else majority,
+                "accuracy": top.hits(gold[rows]) if has_gold else majority,
                 "accuracy_majority": majority,
                 "js_distance": js(q, p, model_entropy + human_entropy),
                 "dist_ce": distance / 2,
@@ -120,22 +122,24 @@ class VoteScores:
                 "human_entropy": human_entropy,
                 "model_entropy": model_entropy,
             }
-            parts.append({name: column for name, column in part.items() if column is not None})
-        columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
+            for name, column in part.items():
+                if column is not None:
+                    columns[name][rows] = column
         self._model_entropy, self._human_entropy = (
             TiedRanks(columns.pop(name)) for name in ("model_entropy", "human_entropy")
         )
         self._confidence, self._on_top = Confidences(columns.pop("confidence")), columns.pop("votes_on_top")
         self._brier = BrierCurves(by_class)
-        self.examples: dict[str, np.ndarray] = columns
+        self.examples = dict(columns)
         self.undefined: dict[str, str] = {}
 
     def scores(self, weights: np.ndarray | None = None) -> dict[str, float]:
         """All scores, of the examples or of a resample in which there are `weights` (N,) copies of each."""
         scores = {name: _mean(values, weights) for name, values in self.examples.items()}
         hard, c = self.examples["accuracy"], self._confidence
-        scores["ece_equal_mass"] = c.equal_mass_ece(hard, weights=weights)
-        scores["ece_equal_mass_soft"] = c.equal_mass_ece(self._on_top, weights=weights)
+        bin_of = c.bins(weights=weights)
+        scores["ece_equal_mass"] = c.equal_mass_ece(hard, bin_of, weights)
+        scores["ece_equal_mass_soft"] = c.equal_mass_ece(self._on_top, bin_of, weights)
         scores["smooth_ece"] = c.smooth_ece(hard, weights)
         scores["smooth_ece_soft"] = c.smooth_ece(self._on_top, weights)
         correlation, reason = rank_correlation(self._model_entropy, self._human_entropy, weights)
