@@ -92,9 +92,9 @@ def test_the_interval_of_a_calibrated_model_reaches_0_and_that_of_percentiles_do
         sorted_once = Confidences(confidence)
         for shift in (0.0, 0.3):
             outcome = (rng.random(n) < confidence - shift).astype(float)
-            estimate = sorted_once.equal_mass_ece(outcome, sorted_once.bins())
+            estimate = sorted_once.equal_mass_ece(outcome)
             weights = (np.bincount(rng.integers(0, n, n), minlength=n).astype(float) for _ in range(200))
-            draws = np.array([sorted_once.equal_mass_ece(outcome, sorted_once.bins(weights=w), w) for w in weights])
+            draws = np.array([sorted_once.equal_mass_ece(outcome, weights=w) for w in weights])
             low, high = interval("ece_equal_mass", estimate, draws)
             assert 0 <= low <= estimate <= high
             if shift:

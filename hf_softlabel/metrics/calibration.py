@@ -80,12 +80,14 @@ class Confidences:
             edges = self.rounded[self.order[first]]
         return np.searchsorted(edges, self.rounded, side="right")
 
-    def equal_mass_ece(self, target: np.ndarray, bin_of: np.ndarray, weights: np.ndarray | None = None) -> float:
-        """The ECE over bins (N,), which `bins` gives."""
+    def equal_mass_ece(
+        self, target: np.ndarray, weights: np.ndarray | None = None, bin_of: np.ndarray | None = None
+    ) -> float:
+        """The ECE over the bins (N,) that `bins` has given, by default its default ones."""
         residual = self._residual(target, weights)
         if residual is None:
             return float("nan")
-        gaps = np.bincount(bin_of, residual)
+        gaps = np.bincount(self.bins(weights=weights) if bin_of is None else bin_of, residual)
         return float(np.abs(gaps).sum() / (len(residual) if weights is None else weights.sum()))
 
     def smooth_ece(self, target: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -122,7 +124,7 @@ def equal_mass_ece(
     """
     confidence, outcome = confidence_and_target(predictions, votes, from_logits, target)
     confidences = Confidences(confidence)
-    value = confidences.equal_mass_ece(outcome, confidences.bins(bins))
+    value = confidences.equal_mass_ece(outcome, bin_of=confidences.bins(bins))
     return undefined(NO_NUMBERS) if math.isnan(value) else value
 
 

@@ -138,8 +138,8 @@ class VoteScores:
         scores = {name: _mean(values, weights) for name, values in self.examples.items()}
         hard, c = self.examples["accuracy"], self._confidence
         bin_of = c.bins(weights=weights)
-        scores["ece_equal_mass"] = c.equal_mass_ece(hard, bin_of, weights)
-        scores["ece_equal_mass_soft"] = c.equal_mass_ece(self._on_top, bin_of, weights)
+        scores["ece_equal_mass"] = c.equal_mass_ece(hard, weights, bin_of)
+        scores["ece_equal_mass_soft"] = c.equal_mass_ece(self._on_top, weights, bin_of)
         scores["smooth_ece"] = c.smooth_ece(hard, weights)
         scores["smooth_ece_soft"] = c.smooth_ece(self._on_top, weights)
         correlation, reason = rank_correlation(self._model_entropy, self._human_entropy, weights)
