@@ -47,7 +47,8 @@ class Ledger:
 
     def record(self, example_id: Tensor, target: Tensor) -> None:
         """Note a batch of this epoch: labels (N,) or distributions (N, C). Does not wait for the device."""
-        self._pending.append((example_id, target_words(target)))
+        # A copy: on a CPU a worker's own tensor is an open file until it is freed, and a process may have 1,024.
+        self._pending.append((example_id.clone(), target_words(target)))
 
     def _own_entries(self) -> np.ndarray:
         """One hash for each (epoch, example_id, target) that this process has recorded in this epoch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from itertools import product
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainers import text_trainer
+from transformers import TrainerCallback
 
 from hf_softlabel.hashing import hash64
 from hf_softlabel.ledger import Ledger
@@ -170,3 +173,19 @@ def test_soft_targets_count_by_class_and_by_example():
     for i in range(2):
         one_by_one.record(torch.tensor([i]), target[[i]])
     assert one_by_one.digest() == soft_digest(target)
+
+
+def test_workers_leave_no_open_files_behind(tmp_path, texts):
+    """On a CPU each batch of a worker is an open file until it is freed, and a process may have 1,024."""
+    open_files = []
+
+    class Count(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            open_files.append(len(os.listdir("/proc/self/fd")))
+
+    trainer = text_trainer(
+        tmp_path, texts, per_device_train_batch_size=1, max_steps=40, dataloader_num_workers=1, use_cpu=True
+    )
+    trainer.add_callback(Count())
+    trainer.train()
+    assert len(open_files) == 40 and max(open_files) - open_files[5] < 15
