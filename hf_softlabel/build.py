@@ -92,6 +92,8 @@ def open_run(run: str | Path, sources: str | None = None) -> tuple[VotesTrainer,
     if sources is not None:
         data_config = replace(data_config, sources=sources)
     training.report_to, training.push_to_hub, training.output_dir = [], False, str(run)
+    # It is not trained again, and perhaps on a machine without a compiler.
+    training.torch_compile, training.torch_compile_backend = False, None
     splits = load_splits(data_config, training.seed)
     if fingerprint(splits) != json.loads((run / "metrics.json").read_text(encoding="utf-8"))["votes_fingerprint"]:
         # Another split would hold out examples that the model was trained on.

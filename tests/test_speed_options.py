@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from hf_softlabel.cli import main
 from hf_softlabel.config import read_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -35,6 +37,12 @@ for compiler in ("no-cc -O2", ""):
     assert f"{compiler!r} is not found" in build(compiler=compiler), compiler
     assert build("--torch_compile_backend", "eager", compiler=compiler) is None, "it compiles no C++"
     assert build("--torch_compile", "false", compiler=compiler) is None
+"""
+OPEN = """
+import os, sys
+from hf_softlabel.build import open_run
+os.environ["CXX"] = "no-cc"
+assert open_run(sys.argv[1])[0].evaluate()["eval_soft_nll"] > 0
 """
 
 
@@ -67,6 +75,16 @@ def test_a_run_without_a_compiler_is_one_clear_line_and_no_directory(python, tmp
 
 def test_the_compiler_is_the_one_that_the_environment_names(python):
     done = python("-c", BUILD, TEXT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_was_compiled_elsewhere_is_measured_without_a_compiler(python, tmp_path):
+    run = tmp_path / "run"
+    assert main(["train", str(TEXT), "--num_train_epochs", "1", "--output_dir", str(run)]) == 0
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config |= {"torch_compile": True, "torch_compile_backend": "inductor"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    done = python("-c", OPEN, run)
     assert done.returncode == 0, done.stderr
 
 
