@@ -128,6 +128,11 @@ def test_nothing_is_kept_where_caching_is_off(folder, no_caching):
 def test_texts_are_tokenised_where_nothing_can_be_kept(folder, tmp_path):
     (tmp_path / "hf_softlabel").write_text("a file in the folder's place")
     assert len(tokenize_votes(texts(), synthetic_tokenizer())) == 30
+    # Nor is anything written beside the files of the data set, which may be another's.
+    texts().save_to_disk(tmp_path / "rows")
+    files = kept(tmp_path / "rows")
+    assert len(tokenize_votes(load_from_disk(tmp_path / "rows"), synthetic_tokenizer())) == 30
+    assert kept(tmp_path / "rows") == files
 
 
 def test_a_tokenizer_that_splits_its_special_tokens_has_its_own_tokens(folder):
@@ -218,6 +223,11 @@ def test_rows_are_known_however_they_lie_in_memory(folder, tmp_path):
         tokenize_votes(dataset, synthetic_tokenizer())
     part = concatenate_datasets([texts(10), whole]).select(range(10, 40))
     tokenize_votes(part, synthetic_tokenizer())
+    assert len(kept(folder)) == 1
+    for before, after in ((3, 5), (4, 1)):
+        several = concatenate_datasets([texts(before), whole, texts(after)])
+        beside = Dataset.from_dict(several[:], several.features)  # in one piece of memory
+        tokenize_votes(beside.select(range(before, before + 30)), synthetic_tokenizer())
     assert len(kept(folder)) == 1
 
 

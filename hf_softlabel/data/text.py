@@ -115,7 +115,9 @@ def tokenize_votes(
     identity = _identity(tokenizer) if plain else None
     folder = None if identity is None else _cache_folder()
     if folder is None:
-        return dataset.map(encode, **options)
+        # `map` would write beside the data set's own files, which need not be the user's.
+        memory = {"keep_in_memory": True} if isinstance(dataset, Dataset) else {}
+        return dataset.map(encode, **options, **memory)
     key = _key(dataset.select_columns([*columns, *kept]), [*identity, task, columns, produced, max_length])
     path = folder / key / "tokens.arrow"
     for _ in range(2):
@@ -161,9 +163,9 @@ def _key(dataset: Dataset, settings: list[Any]) -> str:
     versions = [version(package) for package in ("tokenizers", "transformers")]
     digest = hashlib.sha256(json.dumps([*settings, *versions, str(dataset.features)], default=str).encode())
     for table in dataset.with_format("arrow").iter(batch_size=10_000):
-        # Arrow's own bytes: rows of many classes would be slower to turn into Python's numbers than to tokenise. One
-        # batch, so that it does not matter in which chunks the rows lie.
-        for batch in table.combine_chunks().to_batches():
+        # Arrow's own bytes: rows of many classes would be slower to turn into numbers of Python than to tokenise.
+        # Copied into one batch, so that it does not matter in which chunks and beside which other rows they lie.
+        for batch in table.take(list(range(len(table)))).combine_chunks().to_batches():
             digest.update(batch.serialize())
     return digest.hexdigest()[:32]
 
