@@ -173,6 +173,8 @@ def test_a_run_says_the_mean_and_the_entropy_of_all_training_votes(sparse, count
         ({"labels": [-1], "counts": [1]}, "Unknown label in rows 1500: labels must lie in 0..999"),
         ({"labels": [None], "counts": [1]}, "Unknown label in rows 1500:"),
         ({"labels": [3], "counts": [None]}, r"negative in 1 row\(s\): 1500\."),
+        ({"labels": [3, 3], "counts": [3, -1]}, r"negative in 1 row\(s\): 1500\."),
+        ({"labels": [3, 3], "counts": [3, None]}, r"negative in 1 row\(s\): 1500\."),
         ({"labels": [], "counts": []}, r"all zero in 1 row\(s\): 1500\. .*remove them"),
         ({"labels": None, "counts": None}, r"all zero in 1 row\(s\): 1500\."),
         (None, r"all zero in 1 row\(s\): 1500\."),

@@ -83,6 +83,8 @@ def densify(labels: Any, counts: Any, num_classes: int, first: int = 0) -> np.nd
             f"Unknown label in rows {some(np.unique(rows[wrong]) + first)}: labels must lie in 0..{num_classes - 1}."
         )
     np.add.at(out, (rows, flat), numbers)
+    wrong = numbers < 0
+    out[rows[wrong], flat[wrong]] = -1  # which check_votes names, though another entry of the class may outweigh it
     return out
 
 
