@@ -85,7 +85,9 @@ class SparseVotes:
 
     def _votes_at(self, example_id: Tensor, position: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The votes (N,) at `position(example_id, m)` of examples with m; by blocks that fit a processor's cache."""
-        chosen = torch.empty(len(self), dtype=torch.int64)
+        if len(example_id) != len(self):
+            raise VotesError(f"There are {len(example_id)} example ids for the votes on {len(self)} examples.")
+        chosen = torch.empty(len(self), dtype=torch.int64, device=self.labels.device)
         for start in range(0, len(self), _BLOCK):
             offsets = self.offsets[start : start + _BLOCK + 1]
             block = slice(start, start + len(offsets) - 1)

@@ -59,6 +59,13 @@ def test_wrong_rows_are_named(labels, counts, message):
         SparseVotes.from_rows(labels, counts, num_classes=5)
 
 
+def test_there_is_one_id_for_each_example():
+    votes = SparseVotes.from_rows([[2], [1]], [[3], [2]], num_classes=5)
+    for label in (votes.sls_label, votes.multipass_label):
+        with pytest.raises(VotesError, match="5 example ids for the votes on 2 examples"):
+            label(torch.arange(5), epoch=0, seed=0)
+
+
 def test_probabilities_are_refused():
     with pytest.raises(VotesError, match="integer counts"):
         SparseVotes.from_dense(torch.tensor([[0.5, 0.5]]))
