@@ -261,8 +261,9 @@ def run_recipe(
                 write_examples(out, shown)
             if sparse is not None:
                 # How far the sparse target was from all votes decides, in the paper, how much a delivery gains.
-                full = load_splits(replace(data_config, votes_per_example=None), training.seed)
-                by_id = dict(zip(votes_and_ids(full.train)[1].tolist(), votes_and_ids(full.train)[0], strict=True))
+                full = load_splits(replace(data_config, votes_per_example=None), training.seed).train
+                votes, ids = votes_and_ids(full)
+                by_id = dict(zip(ids.tolist(), votes, strict=True))
                 all_votes = [by_id[example] for example in sparse.label_ids[1].tolist()]
                 _write_predictions(out / "train_predictions.parquet", sparse, {"full_votes": all_votes})
             write_text_atomically(out / "metrics.json", json.dumps(metrics, indent=1, allow_nan=False))
