@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 from transformers import Trainer, TrainingArguments
 
-from hf_softlabel import MajorityTrainer, SoftLabelConfig
+from hf_softlabel import MajorityTrainer, SoftLabelConfig, VotesTrainer
 from hf_softlabel.data.images import VotesImages
 from hf_softlabel.delivery import majority_label
 
@@ -92,12 +92,12 @@ def stock_trainer(dataset: Any, folder: str, **options: Any) -> Trainer:
     return Trainer(model=Tiny(), args=args, train_dataset=dataset, data_collator=collator)
 
 
-def bare_epoch(store: VotesImages, labels: Tensor) -> nn.Module:
-    """What is left without a trainer: shuffle, fetch, normalise, step."""
+def bare_epoch(store: VotesImages, labels: Tensor, order: Tensor | None = None) -> nn.Module:
+    """What is left without a trainer: shuffle (or take the examples in `order`), fetch, normalise, step."""
     model, recipe = Tiny().train(), _recipe(*OPTIMISER)
     momentum = float(recipe["optim_args"].removeprefix("momentum="))
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum, 0, recipe["weight_decay"])
-    rows = torch.randperm(len(store)).split(BATCH)
+    rows = (torch.randperm(len(store)) if order is None else order).split(BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(rows))
     for row in rows:
         pixels = TRANSFORM(store.column("pixel_values").index_select(0, row))
@@ -113,8 +113,11 @@ def epochs(make: Callable[[], Trainer], rounds: int) -> Callable[[], object]:
     trainers = iter([make() for _ in range(rounds)])
 
     def train() -> None:
+        trainer = next(trainers)
         with redirect_stdout(io.StringIO()):  # their logs
-            next(trainers).train()
+            trainer.train()
+        if isinstance(trainer, VotesTrainer):
+            trainer.ledger.digest()  # the labels of the last epoch are hashed when they are asked for
 
     return train
 
@@ -124,10 +127,23 @@ def check_equal(ours: Trainer, theirs: Trainer) -> str:
     with redirect_stdout(io.StringIO()):
         ours.train()
         theirs.train()
-    for name, weight in ours.model.state_dict().items():
-        torch.testing.assert_close(weight, theirs.model.state_dict()[name], rtol=0, atol=1e-5)
-    assert not torch.equal(ours.model.network[1].weight, Tiny().network[1].weight)
+    check_weights(ours.model, theirs.model)
     return "with our options in both, the trained weights are equal to 1e-5"
+
+
+def check_bare(store: VotesImages, labels: Tensor, theirs: Trainer) -> str:
+    """Given the order of the trainer's examples, the bare loop ends with its weights."""
+    batches = iter(theirs.get_train_dataloader().batch_sampler)
+    with redirect_stdout(io.StringIO()):
+        theirs.train()
+    check_weights(bare_epoch(store, labels, torch.tensor([row for batch in batches for row in batch])), theirs.model)
+    return "in the trainer's order of examples, the trained weights are equal to 1e-5"
+
+
+def check_weights(one: nn.Module, other: nn.Module) -> None:
+    for name, weight in one.state_dict().items():
+        torch.testing.assert_close(weight, other.state_dict()[name], rtol=0, atol=1e-5)
+    assert not torch.equal(one.network[1].weight, Tiny().network[1].weight)
 
 
 @contextmanager
@@ -184,9 +200,11 @@ def rows(scale: float) -> Iterator[Row]:
             checked = same(dataset)
             yield row(name, f"{peer}, {form}", ours(), stock(dataset), "<= 0.9", checked=checked)
         bare = lambda: bare_epoch(store, labels)  # noqa: E731
-        yield row(name, "a bare PyTorch loop", ours(), bare)
         stored = StoreWithLabels(store, labels)
-        yield row("of which: stock Trainer with our options", "a bare PyTorch loop", stock(stored, **fast), bare)
+        checked = check_bare(store, labels, stock_trainer(stored, folder, **fast))
+        yield row(name, "a bare PyTorch loop", ours(), bare, checked=checked)
+        of_which = "of which: stock Trainer with our options"
+        yield row(of_which, "a bare PyTorch loop", stock(stored, **fast), bare, checked=checked)
         checked, peer = same(stored), "stock Trainer with our options"
         yield row("of which: votes, delivery and ledger", peer, ours(), stock(stored, **fast), checked=checked)
         for option, what in (
