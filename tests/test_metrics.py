@@ -249,7 +249,6 @@ def test_one_exponential_gives_scipys_softmax_and_its_logarithm():
 @pytest.mark.parametrize("largest", [2.3, 1e5, 1e9, np.inf])
 @pytest.mark.parametrize("n", [1, 2, 7, 3000])
 def test_ranks_are_scipys_for_values_of_any_size(n, largest):
-    """Small ones are sorted as whole numbers, the others as they are."""
     rng = np.random.default_rng(n)
     values = rng.choice([0, -0.0, 1e-17, -1e-17, 1e-12, 2e-12, 0.5, 0.5 + 1e-15, 1, *rng.uniform(0, 2.3, 500)], n)
     values[-1] = largest
