@@ -96,7 +96,10 @@ def bare_epoch(store: VotesImages, labels: Tensor, order: Tensor | None = None) 
     """What is left without a trainer: shuffle (or take the examples in `order`), fetch, normalise, step."""
     model, recipe = Tiny().train(), _recipe(*OPTIMISER)
     momentum = float(recipe["optim_args"].removeprefix("momentum="))
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum, 0, recipe["weight_decay"])
+    # As in Trainer, biases do not decay.
+    biases, weights = ([w for w in model.parameters() if (w.ndim == 1) == bias] for bias in (True, False))
+    groups = [{"params": weights, "weight_decay": recipe["weight_decay"]}, {"params": biases}]
+    optimizer = torch.optim.SGD(groups, LEARNING_RATE, momentum)
     rows = (torch.randperm(len(store)) if order is None else order).split(BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(rows))
     for row in rows:
