@@ -17,6 +17,7 @@ from benchmarks.measure import MEMORY, Alternation, Row, alternate, growth, memo
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {"name", "peer", "ratio", "unit", "target", "spread", "sizes", "seconds", "checked", "met", "versions"}
+FIELDS |= {"machine"}
 
 
 def benchmarks(*words: str | float | Path) -> subprocess.CompletedProcess:
