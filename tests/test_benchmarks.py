@@ -58,7 +58,7 @@ def test_a_target_of_another_form_is_an_error():
 def test_rows_keep_the_versions_of_the_peers():
     row = Row("a", "b", 1.0, "times as fast", packages=("scikit-learn",)).as_json()
     assert set(row) == FIELDS
-    assert set(row["versions"]) == {"hf_softlabel", "torch", "transformers", "numpy", "scikit-learn"}
+    assert set(row["versions"]) == {"python", "hf_softlabel", "torch", "transformers", "numpy", "scikit-learn"}
 
 
 def test_a_ratio_is_the_median_of_the_rounds_in_the_direction_of_its_unit():
