@@ -52,6 +52,7 @@ def test_a_delivery_has_its_look_wherever_it_comes_and_no_two_series_share_one()
     chosen = looks(names)
     assert chosen[1] == LOOKS["sls"] and chosen[3] == LOOKS["soft"]
     assert len(set(chosen)) == 4 and LOOKS["annotators"] not in chosen
+    assert looks(["sls", "mixup (mixup_targets soft)"]) == [LOOKS["sls"], LOOKS["mixup"]]
     assert looks(list(LOOKS)) == list(LOOKS.values())
     others = looks([f"model {i}" for i in range(12)])
     assert len(set(others)) == 9 and LOOKS["annotators"] not in others  # black is for people

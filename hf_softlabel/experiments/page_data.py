@@ -55,11 +55,9 @@ def method_names(section: Section) -> list[str]:
 def method_looks(report: Report) -> dict[str, dict[str, Any]]:
     """Of each method its name and colour, the same in all sections; striped where another has the colour too."""
     names = list(dict.fromkeys(name for section in report.sections for name in method_names(section)))
-    # `mixup (mixup_alpha 0.4)` has the colour of mixup.
-    chosen = looks([name.split(" (")[0] for name in names])
     seen: set[str] = set()
     found = {}
-    for name, look in zip(names, chosen, strict=True):
+    for name, look in zip(names, looks(names), strict=True):
         found[name] = {"name": name, "colour": look.colour, "striped": look.colour in seen}
         seen.add(look.colour)
     return found

@@ -80,8 +80,8 @@ LOOKS = {
 def looks(names: Sequence[str]) -> list[Look]:
     """A look for each name, all different while there are enough.
 
-    A delivery ("sls", or a run of it: "sls, seed 3") has its own, wherever it comes; further names, and further runs
-    of a delivery, take in turn those that are free.
+    A delivery ("sls", a run of it, "sls, seed 3", or a variant, "mixup (mixup_alpha 0.4)") has its own, wherever it
+    comes; further names, and further runs or variants of a delivery, take in turn those that are free.
     """
     fixed: dict[str, int] = {}
     for i, name in enumerate(names):
@@ -100,7 +100,7 @@ def looks(names: Sequence[str]) -> list[Look]:
 
 
 def _delivery(name: str) -> str:
-    return name.split(",")[0]
+    return name.split(",")[0].split(" (")[0]
 
 
 def legend_line(look: Look, label: str) -> Line2D:
