@@ -183,9 +183,11 @@ def _peak(work: Callable[..., Callable[[], object]], arguments: tuple, pipe) -> 
 def peak_memory(work: Callable[..., Callable[[], object]], *arguments: Any) -> int:
     """The bytes by which `work(*arguments)()` raises the peak of a process of its own; its inputs are there before.
 
-    `work` is a function of a module: the process imports it.
+    `work` is a function of a module, or a `partial` of one.
     """
-    context = multiprocessing.get_context("spawn")
+    # Processes are forked from one that has imported the module, and has no arrays yet.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([getattr(work, "func", work).__module__])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_peak, args=(work, arguments, there))
     # Of glibc: arrays have pages of their own, so that none takes the place of a freed one, where it would not show.
