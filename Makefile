@@ -22,7 +22,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 30
 
 # `make bench NAMES=labels` for one of them. The peers are no dependencies of ours.
 bench: $(VENV)/.installed
