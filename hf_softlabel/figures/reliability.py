@@ -111,7 +111,7 @@ def _draw_bins(ax: Axes, marks: Bins, share: float, look: Look) -> None:
 
 def _draw_curve(ax: Axes, confidence: np.ndarray, outcome: np.ndarray, bandwidth: float, look: Look) -> None:
     # smECE is the bandwidth; that of a calibrated model is 0, which leaves no curve between the confidences.
-    grid, mean, density = (x[::STEP] for x in smooth_reliability(confidence, outcome, max(bandwidth, 1e-3)))
+    grid, mean, density = (x[STEP // 2 :: STEP] for x in smooth_reliability(confidence, outcome, max(bandwidth, 1e-3)))
     first, last = np.searchsorted(grid, [confidence.min(), confidence.max()])
     seen = slice(max(first - 1, 0), last + 1)
     grid, mean, half = grid[seen], mean[seen], BAND * density[seen] / density.max()
