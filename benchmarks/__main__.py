@@ -61,14 +61,14 @@ def measure_apart(name: str, scale: float, output: Path) -> int:
     return CRASHED
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="of the sizes; results are only meant at 1")
     parser.add_argument("--output", type=Path, default=HERE / "results", help="(default: benchmarks/results)")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     for name in options.names:
         if name not in NAMES:
             parser.error(f"there is no benchmark {name!r} among {', '.join(NAMES)}")

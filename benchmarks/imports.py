@@ -14,7 +14,7 @@ ROUNDS = 9
 
 
 def rows(scale: float) -> Iterator[Row]:
-    rounds = max(2, round(ROUNDS * scale))
+    rounds = max(1, round(ROUNDS * scale))
     same = {"sizes": {"new processes of each": rounds}, "checked": "each process ends with exit code 0"}
     nothing, import_ours, import_theirs = python("pass"), python("import hf_softlabel"), python("import transformers")
     for work in (nothing, import_ours, import_theirs):

@@ -39,7 +39,7 @@ from .real_data import chaosnli, image_store, wordpiece
 
 TRAINERS = (SLSTrainer, MultipassTrainer, SoftLabelTrainer)
 SEED = 0
-PAIRS = 6
+PAIRS, ROUNDS = 6, 12
 
 
 class HardImages:
@@ -111,10 +111,12 @@ def check_equal(ours: VotesTrainer, theirs: Trainer) -> str:
     return "batches have equal inputs in equal order; one model, from one seed"
 
 
-def in_pairs(make_ours: Callable[[], Trainer], make_theirs: Callable[[], Trainer], rounds: int) -> Alternation:
+def in_pairs(
+    make_ours: Callable[[], Trainer], make_theirs: Callable[[], Trainer], pairs: int, rounds: int
+) -> Alternation:
     """Steps in turn, of several pairs of trainers: where it lies in memory makes one some percent faster for life."""
     times = Alternation([], [])
-    for number in range(PAIRS):
+    for number in range(pairs):
         makes = (make_ours, make_theirs) if number % 2 == 0 else (make_theirs, make_ours)
         made = [steps(make()) for make in makes]
         for step in made:
@@ -127,12 +129,17 @@ def in_pairs(make_ours: Callable[[], Trainer], make_theirs: Callable[[], Trainer
 
 
 def compared(
-    what: str, make_ours: Callable[[type], VotesTrainer], make_theirs: Callable[[], Trainer], rounds: int, sizes: dict
+    what: str,
+    make_ours: Callable[[type], VotesTrainer],
+    make_theirs: Callable[[], Trainer],
+    pairs: int,
+    rounds: int,
+    sizes: dict,
 ) -> Iterator[Row]:
-    sizes = {**sizes, "pairs": PAIRS, "rounds of each": rounds}
+    sizes = {**sizes, "pairs": pairs, "rounds of each": rounds}
     for kind in TRAINERS:
         checked = check_equal(make_ours(kind), make_theirs())
-        yield in_pairs(partial(make_ours, kind), make_theirs, rounds).row(
+        yield in_pairs(partial(make_ours, kind), make_theirs, pairs, rounds).row(
             f"a training step of {kind.__name__}, {what}",
             "stock Trainer with hard labels, same model and data path",
             "times as long",
@@ -141,7 +148,7 @@ def compared(
             checked=checked,
         )
     # What is left when nothing differs: the rows above cannot tell less apart.
-    yield in_pairs(make_theirs, make_theirs, rounds).row(
+    yield in_pairs(make_theirs, make_theirs, pairs, rounds).row(
         f"a training step of the stock Trainer, {what}",
         "itself, a second one of it",
         "times as long",
@@ -173,7 +180,7 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 
 def rows(scale: float) -> Iterator[Row]:
-    rounds = max(1, int(12 * scale))
+    pairs, rounds = (max(1, int(number * scale)) for number in (PAIRS, ROUNDS))
     with TemporaryDirectory() as folder:
         batch_size = max(8, int(128 * scale))
         store = image_store(max(2 * batch_size, int(4000 * scale)))
@@ -187,7 +194,7 @@ def rows(scale: float) -> Iterator[Row]:
             return Trainer(model=resnet(store), args=args, train_dataset=images, data_collator=images.collate)
 
         sizes = {"model": "ResNet-18, width 0.25", "batch": batch_size}
-        yield from compared("images", our_images, stock_images, rounds, sizes)
+        yield from compared("images", our_images, stock_images, pairs, rounds, sizes)
         few = max(3, rounds // 2)
         options = {"channels_last": channels_last, "bf16": BFloat16}
         if scale >= 1:
@@ -213,7 +220,7 @@ def rows(scale: float) -> Iterator[Row]:
             return Trainer(model=model, args=args, train_dataset=hard, data_collator=pad)
 
         sizes = {"model": "BERT, 4 layers of 256", "batch": batch_size}
-        yield from compared("texts", our_texts, stock_texts, rounds, sizes)
+        yield from compared("texts", our_texts, stock_texts, pairs, rounds, sizes)
         yield switched("a training step with bf16", steps(our_texts(), BFloat16), steps(our_texts()), few, sizes)
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import labels, measure, table
+from benchmarks.__main__ import main
 from benchmarks.measure import MEMORY, Alternation, Row, alternate, growth, memory, peak_memory
 
 ROOT = Path(__file__).parents[1]
@@ -20,15 +18,18 @@ FIELDS = {"name", "peer", "ratio", "unit", "target", "spread", "sizes", "seconds
 FIELDS |= {"machine"}
 
 
-def benchmarks(*words: str | float | Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *map(str, words)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def benchmarks(capfd):
+    """`python -m benchmarks` within this process; returns its exit code and what it printed, also by new processes."""
+
+    def run(*words: str | float | Path) -> tuple[int, str, str]:
+        try:
+            code = main([*map(str, words)])
+        except SystemExit as end:
+            code = end.code
+        return code, *capfd.readouterr()
+
+    return run
 
 
 # The frame.
@@ -182,9 +183,9 @@ def test_the_labels_benchmark_notices_wrong_labels():
     "words, message",
     [(["nonsense"], "there is no benchmark 'nonsense'"), (["labels", "--scale", "0.01"], "give --output")],
 )
-def test_wrong_words_are_refused(words, message):
-    done = benchmarks(*words)
-    assert done.returncode == 2 and message in done.stderr
+def test_wrong_words_are_refused(benchmarks, words, message):
+    code, _, said = benchmarks(*words)
+    assert code == 2 and message in said
 
 
 def old_results(folder: Path, name: str) -> Path:
@@ -196,26 +197,15 @@ def old_results(folder: Path, name: str) -> Path:
     return path
 
 
-def test_a_crash_leaves_no_old_row_and_is_no_missed_target(tmp_path, monkeypatch):
+def test_a_crash_leaves_no_old_row_and_is_no_missed_target(benchmarks, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_SOFTLABEL_SOURCES", str(tmp_path / "absent"))
-    for words in (["hessian"], ["hessian", "hessian"]):
-        path = old_results(tmp_path, "hessian")
-        done = benchmarks(*words, "--scale", 0.01, "--output", tmp_path)
-        assert done.returncode == 2 and "set HF_SOFTLABEL_SOURCES" in done.stderr
-        assert not path.exists() and "an old row" not in (tmp_path / "README.md").read_text()
-    assert "hessian CRASHED" in done.stdout
+    path = old_results(tmp_path, "hessian")
+    code, _, said = benchmarks("hessian", "--scale", 0.01, "--output", tmp_path)
+    assert code == 2 and "set HF_SOFTLABEL_SOURCES" in said
+    assert not path.exists() and "an old row" not in (tmp_path / "README.md").read_text()
 
 
-def rows_of(name: str, scale: float, folder: Path) -> list[dict]:
-    done = benchmarks(name, "--scale", scale, "--output", folder)
-    rows = checked_rows(name, folder, done)
-    # A missed target, and only that, is exit code 1.
-    assert done.returncode == any(row["met"] is False for row in rows)
-    return rows
-
-
-def checked_rows(name: str, folder: Path, done: subprocess.CompletedProcess) -> list[dict]:
-    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+def checked_rows(name: str, folder: Path) -> list[dict]:
     rows = json.loads((folder / f"{name}.json").read_text())
     for row in rows:
         assert set(row) == FIELDS and math.isfinite(row["ratio"])
@@ -230,26 +220,33 @@ def targets(rows: list[dict]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, scale, expected",
-    [("scores", 0.002, [">= 10"]), ("imports", 0.1, ["<= 1.0", "<= 0.5"]), ("report", 0.01, [])],
+    [
+        ("scores", 0.002, [">= 10"]),
+        ("imports", 0.1, ["<= 1.0", "<= 0.5"]),
+        ("report", 0.01, []),
+        ("grid", 0.05, [">= 1.6"]),
+    ],
 )
-def test_a_benchmark_writes_its_rows(name, scale, expected, tmp_path):
+def test_a_benchmark_writes_its_rows(benchmarks, name, scale, expected, tmp_path):
     if name == "scores":
         pytest.importorskip("netcal", reason="netcal is no dependency: `make bench` installs it")
-    rows = rows_of(name, scale, tmp_path)
+    code, _, said = benchmarks(name, "--scale", scale, "--output", tmp_path)
+    assert code in (0, 1), said
+    rows = checked_rows(name, tmp_path)
     assert targets(rows) == expected and any(row["seconds"] for row in rows)
+    # A missed target, and only that, is exit code 1.
+    assert code == any(row["met"] is False for row in rows)
 
 
 @pytest.mark.slow
-def test_the_grid_benchmark_compares_the_same_runs(tmp_path):
-    (row,) = rows_of("grid", 0.05, tmp_path)
-    assert row["target"] == ">= 1.6" and row["sizes"]["cells"] == 2
-
-
-@pytest.mark.slow
-def test_several_benchmarks_make_one_table(tmp_path):
-    done = benchmarks("knn", "labels", "--scale", "0.005", "--output", tmp_path)
-    assert "1/2 knn" in done.stdout and "2/2 labels" in done.stdout
-    assert targets(checked_rows("knn", tmp_path, done)) == [">= 1", ">= 1"]
-    assert targets(checked_rows("labels", tmp_path, done)) == [">= 50", ">= 20", ">= 20", "<= 1.1"]
+def test_several_benchmarks_make_one_table_and_one_that_crashes_stops_no_other(benchmarks, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_SOFTLABEL_SOURCES", str(tmp_path / "absent"))
+    monkeypatch.chdir(ROOT)  # where new processes find the benchmarks
+    path = old_results(tmp_path, "hessian")
+    code, printed, _ = benchmarks("hessian", "knn", "labels", "--scale", 0.005, "--output", tmp_path)
+    assert code == 2 and "hessian CRASHED" in printed and not path.exists()
+    assert "2/3 knn" in printed and "3/3 labels" in printed
+    assert targets(checked_rows("knn", tmp_path)) == [">= 1", ">= 1"]
+    assert targets(checked_rows("labels", tmp_path)) == [">= 50", ">= 20", ">= 20", "<= 1.1"]
     text = (tmp_path / "README.md").read_text()
-    assert text.index("| multipass labels") < text.index("| KNN scores")
+    assert text.index("| multipass labels") < text.index("| KNN scores") and "an old row" not in text
