@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from allocations import allocate, allocate_beside_16, allocate_less_and_less
 
 from benchmarks import labels, measure, table
 from benchmarks.__main__ import main
@@ -93,29 +94,17 @@ def test_growth_is_the_exponent_between_a_size_and_ten_times_it():
     assert row.sizes == {"from": 30, "to": 300} and row.unit == "exponent of the growth" and row.met is None
 
 
-def _allocate(megabytes: int):
-    return lambda: bytearray(b"x") * (megabytes << 20)
-
-
 def test_peak_memory_is_that_of_the_work_alone():
-    assert 60 << 20 < peak_memory(_allocate, 64) < 80 << 20
-
-
-def _allocate_less_and_less(megabytes: int):
-    return _allocate(96 - megabytes)
+    assert 60 << 20 < peak_memory(allocate, 64) < 80 << 20
 
 
 def test_memory_that_does_not_grow_is_fixed():
-    row = memory("a", "b", _allocate_less_and_less, 64, sizes={})
+    row = memory("a", "b", allocate_less_and_less, 64, sizes={})
     assert row.ratio == 0 and row.sizes["fixed MB"] == pytest.approx(33.6, abs=4)
 
 
-def _allocate_beside_16(megabytes: int):
-    return _allocate(16 + megabytes)
-
-
 def test_the_table_of_memory_tells_what_grows_from_what_does_not():
-    row = memory("a", "b", _allocate_beside_16, 64, sizes={"examples": 64})
+    row = memory("a", "b", allocate_beside_16, 64, sizes={"examples": 64})
     # A MB for each example, and 16 for any number of them.
     assert row.unit == MEMORY and row.ratio == pytest.approx(1 << 20, rel=0.05)
     assert row.sizes["examples"] == 64 and row.sizes["fixed MB"] == pytest.approx(16.8, abs=4)
