@@ -137,6 +137,7 @@ class Hub:
         }
         for name, value in settings.items():
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", self.url)
         # Behind the functions of the module itself, such as file_exists.
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", self.url)
         # transformers keeps a client from its first use, perhaps in an earlier test, and with it that test's address.
