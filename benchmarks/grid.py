@@ -20,8 +20,8 @@ DELIVERIES, SEEDS, EPOCHS, JOBS = ("soft", "sls", "multipass", "majority"), 2, 2
 
 
 def rows(scale: float) -> Iterator[Row]:
-    cells = list(product(DELIVERIES[: max(1, round(len(DELIVERIES) * scale))], range(SEEDS)))
-    epochs = max(1, round(EPOCHS * scale))
+    deliveries, seeds, epochs = (max(1, round(number * scale)) for number in (len(DELIVERIES), SEEDS, EPOCHS))
+    cells = list(product(DELIVERIES[:deliveries], range(seeds)))
     with TemporaryDirectory() as folder:
         together, loop = Path(folder) / "grid", Path(folder) / "loop"
         times = alternate(lambda: run_grid(together, cells, epochs), lambda: run_loop(loop, cells, epochs), rounds=1)
@@ -47,7 +47,10 @@ def run_grid(folder: Path, cells: list[tuple[str, int]], epochs: int) -> None:
         "recipe": str(RECIPE),
         "output_dir": str(folder / "runs"),
         "options": {"num_train_epochs": epochs},
-        "axes": {"delivery": list(dict.fromkeys(name for name, _ in cells)), "seed": list(range(SEEDS))},
+        "axes": {
+            key: list(dict.fromkeys(values))
+            for key, values in zip(("delivery", "seed"), zip(*cells, strict=True), strict=True)
+        },
     }
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid), encoding="utf-8")
     words = [command(), "grid", folder / "grid.yaml", "--jobs", str(JOBS)]

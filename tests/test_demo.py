@@ -1,4 +1,4 @@
-"""The demo, with one seed and half the epochs."""
+"""The demo, with one seed and a third of the epochs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_softlabel.metrics import entropy
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "EPOCHS", 8)
+        patch.setattr(demo, "EPOCHS", 4)
         out = tmp_path_factory.mktemp("demo")
         assert main(["demo", "--output_dir", str(out), "--seeds", "1"]) == 0
     return out

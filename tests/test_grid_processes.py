@@ -64,10 +64,10 @@ def test_what_is_done_is_not_run_again_and_more_cells_are_added(ran, monkeypatch
     assert done.stat().st_mtime_ns == before and digest("sls-seed2") != digest("sls-seed1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_the_cells_too(number):
-    process = start(SLS, "--jobs", "2")
-    wait_for(lambda: len(workers("")) == 2, process)
+@pytest.mark.parametrize("number, jobs", [(signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGHUP, 1)])
+def test_a_signal_stops_the_cells_too(number, jobs):
+    process = start(SLS, "--jobs", str(jobs))
+    wait_for(lambda: len(workers("")) == jobs, process)
     process.send_signal(number)
     code, said = end(process)
     assert code == 128 + number and "2 waiting" in said and "The same command goes on where it was" in said
