@@ -190,6 +190,16 @@ def test_several_models_have_their_own_colour_and_mark_in_one_diagram():
     assert not np.array_equal(marks[0].get_paths()[0].vertices, marks[1].get_paths()[0].vertices)
 
 
+@pytest.mark.parametrize("sure", [1.0, 0.9999, [0.6, 0.7, 1.0, 1.0, 1.0]])
+def test_a_smooth_curve_of_confidences_up_to_1(sure, tmp_path):
+    confidence = np.broadcast_to(sure, 5)
+    q = np.stack([confidence, 1 - confidence], 1)
+    figure = reliability_diagram(("sure", q, [[3, 1], [4, 0], [1, 3], [4, 0], [2, 2]]), smooth=True)
+    figure.savefig(tmp_path / "sure.png")
+    curve = max(figure.axes[0].lines, key=lambda line: len(line.get_markevery() or ()))
+    assert len(curve.get_markevery()) == 9 and max(curve.get_markevery()) == len(curve.get_xdata()) - 1
+
+
 def test_the_smooth_curve_is_the_kernels_mean_and_its_band_the_density():
     q, votes = made(n=300, classes=2)
     s = smooth_ece(q, votes)

@@ -20,7 +20,7 @@ NOTE_BINNED = "area of marks: examples; bars: normal 95% interval"
 NOTE_SMOOTH = "marks: deciles of the confidences; band: their density"
 # The area, in points squared, of the mark of a bin that holds its equal share.
 MARK = 36
-# The smooth curve is drawn at every 64th point of the kernel's grid: 513 points.
+# The smooth curve is drawn at every 64th point of the kernel's grid: 512 points.
 STEP = 64
 HISTOGRAM_EDGES = np.linspace(0, 1, 41)
 # Half the height of the band where confidences are densest.
@@ -116,5 +116,6 @@ def _draw_curve(ax: Axes, confidence: np.ndarray, outcome: np.ndarray, bandwidth
     seen = slice(max(first - 1, 0), last + 1)
     grid, mean, half = grid[seen], mean[seen], BAND * density[seen] / density.max()
     ax.fill_between(grid, mean - half, mean + half, color=look.colour, alpha=0.25, linewidth=0)
-    deciles = np.searchsorted(grid, np.quantile(confidence, np.linspace(0.1, 0.9, 9)))
+    # The last point lies half a step before 1.
+    deciles = np.searchsorted(grid[:-1], np.quantile(confidence, np.linspace(0.1, 0.9, 9)))
     ax.plot(grid, mean, color=look.colour, linestyle=look.line, marker=look.marker, markevery=deciles.tolist())

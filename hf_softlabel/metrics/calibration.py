@@ -200,7 +200,7 @@ def _on_grid(confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _own_bandwidth(cosines: np.ndarray) -> float:
-    """The s at which `smoothed_error` is s itself, to 1e-10."""
+    """The s at which `smoothed_error` is s itself, to 1e-8: the grids' part is larger than the search's."""
     # No residual is larger than 1: at s = 0 the error is above s, at s = 2 below.
     s = brentq(lambda s: smoothed_error(cosines, s, COARSE_GRID) - s, 0.0, 2.0, xtol=1e-10)
     if s * COARSE_GRID >= STEPS_PER_BANDWIDTH:
