@@ -122,14 +122,13 @@ def test_smooth_ece_is_its_definition(seed):
             assert calibration.smoothed_error(cosines, s) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("s", [0.03125, 0.1, 0.25])
+@pytest.mark.parametrize("s", [0.01, 0.02, 0.03125])
 def test_a_grid_of_32_steps_in_a_bandwidth_is_as_good_as_a_finer_one(s):
     rng = np.random.default_rng(0)
     c = rng.uniform(0.3, 1, 300)
     cosines = dct(calibration._on_grid(c, (rng.random(300) < c) - c))
     exact = calibration.smoothed_error(cosines, s)
-    assert exact > 1e-3
-    # The midpoint rule alone, which knows nothing of changes of sign, is off by 4e-8 at the first of them.
+    # The midpoint rule alone, which knows nothing of changes of sign, is off by 4e-8 and more.
     assert calibration.smoothed_error(cosines, s, grid=round(32 / s)) == pytest.approx(exact, abs=1e-8)
 
 
