@@ -44,8 +44,8 @@ def markdown(folder: Path, names: Sequence[str]) -> str:
         "# Results",
         "",
         "Made by `make bench`, one benchmark or several at a time; do not edit. Medians of the rounds' ratios, both",
-        "sides in turn in one run, one thread; they hold for the machine that ran them. The JSON files have the versions,",
-        "and the load that the machine had when a row was made.",
+        "sides in turn in one run, one thread; they hold for the machine that ran them. The JSON files have the",
+        "versions, and the load that the machine had when a row was made.",
         "",
         *_table(header, [_cells(row) for row in rows if row["unit"] != MEMORY]),
     ]
