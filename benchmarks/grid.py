@@ -43,14 +43,12 @@ def command() -> str:
 
 def run_grid(folder: Path, cells: list[tuple[str, int]], epochs: int) -> None:
     folder.mkdir()
+    deliveries, seeds = zip(*cells, strict=True)
     grid = {
         "recipe": str(RECIPE),
         "output_dir": str(folder / "runs"),
         "options": {"num_train_epochs": epochs},
-        "axes": {
-            key: list(dict.fromkeys(values))
-            for key, values in zip(("delivery", "seed"), zip(*cells, strict=True), strict=True)
-        },
+        "axes": {"delivery": list(dict.fromkeys(deliveries)), "seed": list(dict.fromkeys(seeds))},
     }
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid), encoding="utf-8")
     words = [command(), "grid", folder / "grid.yaml", "--jobs", str(JOBS)]
