@@ -173,7 +173,10 @@ class DataConfig:
     calibration_fraction: float = field(
         default=0.0, metadata={"help": "Share of the training split kept to fit scaling and vote-coverage sets on."}
     )
-    train_size: int | None = field(default=None, metadata={"help": "Train on this many examples, stratified."})
+    train_size: int | None = field(
+        default=None,
+        metadata={"help": "Train on this many examples, stratified; with eval_annotators these are scored, too."},
+    )
     votes_per_example: int | None = field(default=None, metadata={"help": "K votes for each training example."})
     subsample: Literal["multinomial", "without_replacement"] = field(
         default="multinomial", metadata={"help": "How the K votes are drawn."}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .config import DataConfig
 from .data.annotators import split_annotators
 from .data.errors import VotesError
@@ -41,7 +43,7 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
         raise VotesError(f"There is no split 'train' among: {', '.join(data)}.")
     split_seed = seed if config.split_seed is None else config.split_seed
     if config.eval_annotators is not None:
-        for key in ("eval_split", "streaming", "train_size"):
+        for key in ("eval_split", "streaming"):
             if getattr(config, key):
                 raise VotesError(f"eval_annotators scores the training items themselves: leave out {key}.")
         splits = split_annotators(data["train"], config.eval_annotators, split_seed)
@@ -64,6 +66,8 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
             raise VotesError(f"train_size={config.train_size}, but the training split has {len(train)} examples.")
         if config.train_size < len(train):
             train = split_votes(train, config.train_size / len(train), split_seed)["eval"]
+            if config.eval_annotators is not None:
+                held_out = held_out.select(np.flatnonzero(np.isin(held_out["example_id"][:], train["example_id"][:])))
     if config.votes_per_example is not None:
         subsample_seed = seed if config.subsample_seed is None else config.subsample_seed
         train = subsample_votes(

@@ -57,7 +57,7 @@ def test_seeds_choose_other_people_and_nothing_else_does():
     assert votes[0] == votes[1] != votes[2]
 
 
-def test_popquorn_by_recipe_keeps_every_vote_of_the_items_that_stay():
+def test_popquorn_by_recipe_keeps_every_vote_of_the_items_that_stay(sources):
     config = DataConfig(dataset="popquorn", subset="offensiveness", eval_annotators=0.5)
     splits = load_splits(config, seed=0)
     whole = load_votes("popquorn", "offensiveness")["train"]
@@ -81,7 +81,19 @@ def test_votes_without_annotators_are_refused():
         load_splits(config, seed=0)
 
 
-@pytest.mark.parametrize("option", [{"train_size": 100}, {"streaming": True}, {"eval_split": "test"}])
-def test_what_would_score_other_items_is_refused(option):
+def test_a_size_takes_the_same_items_from_both_sides(sources):
+    whole, few = (
+        load_splits(DataConfig(dataset="popquorn", subset="politeness", eval_annotators=0.5, train_size=size), seed=3)
+        for size in (None, 200)
+    )
+    ids = few.train["example_id"][:]
+    assert len(ids) == 200 and few.eval["example_id"][:] == ids
+    rows = [whole.train["example_id"][:].index(example) for example in ids]
+    for some, all_of_them in zip(few[:2], whole[:2], strict=True):
+        assert (dense_votes(some) == dense_votes(all_of_them)[rows]).all()
+
+
+@pytest.mark.parametrize("option", [{"streaming": True}, {"eval_split": "test"}])
+def test_what_would_score_other_items_is_refused(option, sources):
     with pytest.raises(VotesError, match=f"leave out {next(iter(option))}"):
         load_splits(DataConfig(dataset="popquorn", subset="offensiveness", eval_annotators=0.5, **option), seed=0)
