@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from preloaded import python
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 # Three training epochs of 40 steps, each with a checkpoint at every tenth.
@@ -32,7 +33,7 @@ def start(text: str, *words: str, name: str = "g") -> subprocess.Popen:
     """`hf-softlabel grid` on a grid with this text, in the working folder."""
     Path(f"{name}.yaml").write_text(text)
     process = subprocess.Popen(
-        [sys.executable, "-m", "hf_softlabel", "grid", f"{name}.yaml", *words],
+        [python(), "-m", "hf_softlabel", "grid", f"{name}.yaml", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from loopback.hub_writer import Hub, environment
+from preloaded import python
 
 TOKEN = "hf_RecognisableSecret"
 
 
 def command(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess:
     """`hf-softlabel` in a new process."""
-    run = [sys.executable, "-m", "hf_softlabel", *words]
+    run = [python(), "-m", "hf_softlabel", *words]
     return subprocess.run(run, env=environment(hub.url, home, token), capture_output=True, text=True, timeout=120)
 
 
@@ -22,7 +22,7 @@ def run_code(
 ) -> subprocess.CompletedProcess:
     """Python code in a new process, which must succeed."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [python(), "-c", code, *arguments],
         env=environment(hub.url, home, TOKEN),
         cwd=folder,
         capture_output=True,

@@ -9,7 +9,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import datasets
 import pytest
 from loopback.hub import serve
 from loopback.hub_writer import environment
+from preloaded import python
 
 from hf_softlabel.data.errors import VotesError
 from hf_softlabel.data.load import load_votes
@@ -51,7 +51,7 @@ print(json.dumps({
 
 def run_client(code: str, endpoint: str, home: Path, *arguments: str) -> dict:
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [python(), "-c", code, *arguments],
         env=environment(endpoint, home),
         capture_output=True,
         text=True,

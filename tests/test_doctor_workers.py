@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from doctor_trainers import Resampling, hard, stock, tokenised, wrong
+from preloaded import python
 from transformers import TrainerCallback
 
 from hf_softlabel.doctor import examine_trainer
@@ -96,7 +97,7 @@ if os.environ["RANK"] == "0":
 @pytest.mark.slow
 def test_an_epoch_that_a_data_set_is_not_told_on_two_processes(tmp_path):
     (tmp_path / "script.py").write_text(TWO_PROCESSES.format(tests=str(ROOT / "tests")))
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "script.py"]
+    start = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "script.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(start, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert json.loads(done.stdout.splitlines()[-1]) == [[2, "epoch_not_told"], [2]], done.stderr
@@ -117,6 +118,7 @@ def test_a_launch_with_fewer_processes_than_asked_for(tmp_path, launcher, expect
         "machine_rank: 0\nmixed_precision: 'no'\nuse_cpu: true\n"
     )
     words = ["-m", "hf_softlabel", "doctor", str(ROOT / "recipes/synthetic/text.yaml"), "--json"]
+    # The doctor reads the command of the process that started it.
     start = [sys.executable, "-m", "accelerate.commands.launch", *launcher]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([*start, *words], capture_output=True, text=True, cwd=tmp_path, env=environment)

@@ -6,7 +6,6 @@ import ast
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import evaluate
@@ -15,6 +14,7 @@ import pytest
 import torch
 import yaml
 from loopback.hub import serve
+from preloaded import python
 from scipy.special import softmax
 from test_data_hub import run_client
 
@@ -123,7 +123,7 @@ def test_two_processes(tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps([z.tolist(), votes.tolist()]))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", ONE_OF_TWO, str(rank), str(tmp_path / "rows.json"), str(tmp_path / "cache")],
+            [python(), "-c", ONE_OF_TWO, str(rank), str(tmp_path / "rows.json"), str(tmp_path / "cache")],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import wandb_file
+from preloaded import python
 from trainers import config, text_trainer
 from transformers import TrainerState
 
@@ -29,7 +29,7 @@ SHORT = ["--num_train_epochs", "2", "--train_size", "64", "--disable_tqdm", "tru
 def tracked(tmp_path_factory) -> Path:
     """A run with the real wandb client, offline."""
     folder = tmp_path_factory.mktemp("tracked")
-    command = [sys.executable, "-m", "hf_softlabel", "train", RECIPE, *SHORT, "--report_to", "wandb"]
+    command = [python(), "-m", "hf_softlabel", "train", RECIPE, *SHORT, "--report_to", "wandb"]
     command += ["--diagnostics", "uncertainty"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     done = subprocess.run(

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import yaml
 from hub_calls import TOKEN, run_code
 from huggingface_hub import HfApi, ModelCard, snapshot_download
 from loopback.hub_writer import environment, metadata_flaws
+from preloaded import python
 from trainers import config, expected_digest, text_trainer
 from transformers import BertConfig
 
@@ -45,7 +45,7 @@ def holders(folder: Path, secret: str) -> list[str]:
 @pytest.mark.slow
 def test_two_processes_push_each_checkpoint_and_one_card(hub, tmp_path):
     path = recipe(tmp_path, hub_strategy="every_save", use_cpu=True)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    launch = [python(), "-m", "accelerate.commands.launch", "--config_file"]
     launch += [str(ROOT / "recipes/accelerate_configs/cpu2.yaml"), "-m", "hf_softlabel", "train", str(path)]
     done = subprocess.run(
         [*launch, "--hub_token", TOKEN],
@@ -334,7 +334,7 @@ def test_trackio_makes_no_space_that_nobody_has_asked_for(hub, tmp_path, own):
         words = ["-m", "hf_softlabel", "train", str(path)]
     local = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        [sys.executable, *words],
+        [python(), *words],
         env=environment(hub.url, tmp_path / "home", TOKEN) | local,
         capture_output=True,
         text=True,

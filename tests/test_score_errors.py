@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from preloaded import python
 
 from hf_softlabel import load_votes
 from hf_softlabel.cli import main
@@ -134,7 +134,7 @@ def test_help_has_examples_of_options_that_exist(folder, capsys, command):
 
 def run(*words, **environment) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "hf_softlabel", "score", "--resamples", "10", *words],
+        [python(), "-m", "hf_softlabel", "score", "--resamples", "10", *words],
         capture_output=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         timeout=120,
@@ -155,7 +155,7 @@ def test_json_is_all_that_is_on_stdout_and_a_closed_pipe_is_no_error(folder):
     assert json.loads(done.stdout)["examples"] == 3
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "hf_softlabel", "score", "--resamples", "0", "--predictions", "p.csv", *WIDE]
+    words = [python(), "-m", "hf_softlabel", "score", "--resamples", "0", "--predictions", "p.csv", *WIDE]
     done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, timeout=120)
     os.close(write)
     assert done.returncode == 141 and b"roken pipe" not in done.stderr and b"Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from loopback import slurm as loopback
+from preloaded import python
 
 from hf_softlabel.checkpoint import last_whole_checkpoint, write_manifest
 from hf_softlabel.cli import main
@@ -73,7 +74,7 @@ def digest(run: Path) -> str:
 def running(words: list[str], **environment: str) -> Iterator[subprocess.Popen]:
     """The command in a process of its own, which does not outlive the test."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "hf_softlabel", *words],
+        [python(), "-m", "hf_softlabel", *words],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

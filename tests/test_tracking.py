@@ -9,7 +9,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import wandb
 from loopback.wandb_server import KEY, StoredRun, WandbServer, serve
+from preloaded import python
 
 from hf_softlabel import VotesError
 from hf_softlabel.callbacks.tracking import final_results, method_name, prediction_columns, run_arguments, run_id
@@ -39,7 +39,7 @@ def environment(folder: Path, server: WandbServer | None = None, **more: str) ->
 
 
 def command(recipe: str, *options: str) -> list[str]:
-    train = [sys.executable, "-m", "hf_softlabel", "train", str(RECIPES / recipe)]
+    train = [python(), "-m", "hf_softlabel", "train", str(RECIPES / recipe)]
     return [*train, *SHORT, "--disable_tqdm", "true", *options]
 
 
@@ -188,7 +188,7 @@ def test_without_a_login_it_goes_offline_and_says_how_to_sync(tmp_path):
     assert "no W&B login" in said
     (place,) = re.findall(r"To send the offline run to W&B: wandb sync (\S+)", said)
     with serve(tmp_path / "server") as server:
-        finish([sys.executable, "-m", "wandb", "sync", place], tmp_path, environment(tmp_path, server))
+        finish([python(), "-m", "wandb", "sync", place], tmp_path, environment(tmp_path, server))
         run = only_run(server)
         assert run.name == read(tmp_path / "run", "tracking.json")["run_id"]
         assert run.attributes["groupName"] == "synthetic-text" and run.values()["delivery"] == "multipass"
@@ -236,7 +236,7 @@ def test_a_run_that_was_killed_offline_is_whole_in_what_is_to_be_synced(tmp_path
     said = kill_and_resume(tmp_path, environment(tmp_path))
     (places,) = re.findall(r"To send the offline run to W&B: wandb sync (.+)", said)
     with serve(tmp_path / "server") as server:
-        finish([sys.executable, "-m", "wandb", "sync", *places.split()], tmp_path, environment(tmp_path, server))
+        finish([python(), "-m", "wandb", "sync", *places.split()], tmp_path, environment(tmp_path, server))
         assert_same_curves(only_run(server), tmp_path / "run")
 
 
@@ -280,7 +280,7 @@ def test_a_server_that_goes_away_does_not_stop_the_training(tmp_path, user):
 
 @pytest.mark.slow
 def test_two_processes_are_one_run(tmp_path):
-    two = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    two = [python(), "-m", "accelerate.commands.launch", "--config_file"]
     two += [str(ROOT / "recipes" / "accelerate_configs" / "cpu2.yaml"), "-m"]
     with serve(tmp_path / "server") as server:
         env = environment(tmp_path, server, MASTER_PORT=str(20000 + os.getpid() % 20000))

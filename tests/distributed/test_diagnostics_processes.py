@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import python
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ CONFIG = str(Path(__file__).parents[2] / "recipes" / "accelerate_configs" / "cpu
 def run(command: list[str], out: Path, processes: int) -> list[dict]:
     out.mkdir()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(20000 + (os.getpid() + 13) % 20000)}
-    done = subprocess.run([*command, SCRIPT, str(out)], env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run([python(), *command, SCRIPT, str(out)], env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"found-{rank}.json").read_text()) for rank in range(processes)]
 
@@ -32,8 +32,8 @@ def flat(values: dict, prefix: str = "") -> dict[str, float]:
 
 
 def test_diagnostics_of_two_processes_are_those_of_one(tmp_path):
-    (one,) = run([sys.executable], tmp_path / "one", 1)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", CONFIG]
+    (one,) = run([], tmp_path / "one", 1)
+    launch = ["-m", "accelerate.commands.launch", "--config_file", CONFIG]
     two = run(launch, tmp_path / "two", 2)
     assert one.pop("world_size") == 1 and [found.pop("world_size") for found in two] == [2, 2]
     assert one["hessian"]["examples"] == 13

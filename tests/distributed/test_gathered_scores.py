@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gathered_scores import Table, data
+from preloaded import python
 
 from hf_softlabel.data.votes import dense_votes
 from hf_softlabel.metrics import score_votes
@@ -20,14 +20,16 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = str(Path(__file__).with_name("gathered_scores.py"))
 CONFIG = str(Path(__file__).parents[2] / "recipes" / "accelerate_configs" / "cpu2.yaml")
-ONE = [sys.executable]
-TWO = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", CONFIG]
+ONE = []
+TWO = ["-m", "accelerate.commands.launch", "--config_file", CONFIG]
 
 
 def run(command: list[str], out: Path, *options: str) -> dict:
     out.mkdir()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(20000 + (os.getpid() + 7) % 20000)}
-    done = subprocess.run([*command, SCRIPT, str(out), *options], env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        [python(), *command, SCRIPT, str(out), *options], env=env, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((out / "found.json").read_text())
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import python
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = str(Path(__file__).with_name("hessian_processes.py"))
 CONFIG = str(Path(__file__).parents[2] / "recipes" / "accelerate_configs" / "cpu2.yaml")
-ONE = [sys.executable]
-TWO = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", CONFIG]
+ONE = []
+TWO = ["-m", "accelerate.commands.launch", "--config_file", CONFIG]
 
 
 def run(command: list[str], out: Path) -> list[dict]:
     """What each process found."""
     out.mkdir()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(20000 + (os.getpid() + 11) % 20000)}
-    done = subprocess.run([*command, SCRIPT, str(out)], env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run([python(), *command, SCRIPT, str(out)], env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(path.read_text()) for path in sorted(out.glob("found*.json"))]
 

@@ -1,0 +1,70 @@
+"""Processes that are forked in place of started: as a caller sees them, they are like any."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from preloaded import python
+
+SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+
+
+def ends(process: Path) -> bool:
+    return any(not process.exists() or time.sleep(0.01) for _ in range(1000))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "import sys; print(sys.argv[1:], input()); sys.exit(3)", "a", "b c"],
+        ["-c", "import os; print(os.environ['TOLD'], os.getcwd())"],
+        ["-c", "import atexit; atexit.register(print, 'at the end'); print(1 / 0)"],
+        ["-c", "import sys; sys.exit('a message')"],
+        ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
+        ["-c", "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()"],
+        ["-u", "script.py", "a"],
+        ["-m", "script", "a"],
+        ["-c", "import huggingface_hub; print(huggingface_hub.constants.ENDPOINT)"],
+    ],
+)
+def test_it_ends_and_says_what_a_new_process_does(tmp_path, words):
+    (tmp_path / "script.py").write_text("import sys; print(__name__, sys.argv[1:], sys.path[0])")
+    environment = {**os.environ, "TOLD": "something", "HF_ENDPOINT": "http://127.0.0.1:1"}
+    ours, other = (
+        subprocess.run([start, *words], cwd=tmp_path, env=environment, input="said\n", capture_output=True, text=True)
+        for start in (python(), sys.executable)
+    )
+    assert (ours.returncode, ours.stdout) == (other.returncode, other.stdout)
+    assert ours.stderr.splitlines()[-1:] == other.stderr.splitlines()[-1:]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_what_ends_it_ends_the_forked_process(number):
+    def interruptible():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where tests run in the background, and then inherited
+
+    command = [python(), "-c", SLEEP]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=interruptible
+    ) as process:
+        forked = Path("/proc", process.stdout.readline().decode().strip())
+        assert forked.exists()
+        process.send_signal(number)
+        process.wait(timeout=30)
+    assert ends(forked)
+
+
+def test_what_it_starts_is_forked_too_and_ends_with_it():
+    same = f"assert sys.executable == {python()!r}"
+    code = f"import subprocess, sys; {same}; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
+    with subprocess.Popen([python(), "-c", code], stdout=subprocess.PIPE) as process:
+        inner = Path("/proc", process.stdout.readline().decode().strip())
+        assert inner.exists()
+        process.kill()
+    assert ends(inner)
