@@ -29,11 +29,11 @@ STARTED: list[subprocess.Popen] = []
 SLS = GRID + "axes: {delivery: [sls], seed: [0, 1]}\n"
 
 
-def start(text: str, *words: str, name: str = "g") -> subprocess.Popen:
+def start(text: str, *words: str, name: str = "g", executable: str = "") -> subprocess.Popen:
     """`hf-softlabel grid` on a grid with this text, in the working folder."""
     Path(f"{name}.yaml").write_text(text)
     process = subprocess.Popen(
-        [python(), "-m", "hf_softlabel", "grid", f"{name}.yaml", *words],
+        [executable or python(), "-m", "hf_softlabel", "grid", f"{name}.yaml", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,9 +3,10 @@
 Importing torch and transformers takes a process ten seconds of a core, and most processes of the tests do little else.
 `python()` is an executable to use in place of `sys.executable`: real processes, forked from one that has imported
 these packages already. Processes that they start by `sys.executable` in turn (cells of a grid, workers of `accelerate
-launch`) are such processes too. Signals to one are passed on to it, and it is killed when the executable is; it ends
-with the same code. What is not passed on: open files but stdin, stdout and stderr, the process group, and limits.
-Where these matter, or the imports themselves, use `sys.executable`.
+launch`) are such processes too. Signals to one are passed on to it, but for SIGSTOP, and it is killed when the
+executable is; it ends with the same code. It has no other open files than stdin, stdout and stderr, none of the
+executable's limits, and is not in its process group. Where these matter, or the imports themselves, use
+`sys.executable`.
 
 A process whose environment says something to Hugging Face's packages or W&B, which read it when they are imported,
 imports these itself.
@@ -128,7 +129,7 @@ def serve(address: str) -> dict:
                 with client, contextlib.suppress(OSError):
                     client.sendall(status.to_bytes(8, "little"))
             elif clients[ready][0] in running:
-                os.killpg(clients[ready][1], signal.SIGKILL)  # nobody is there any more: the executable was killed
+                os.kill(clients[ready][1], signal.SIGKILL)  # nobody is there any more: the executable was killed
 
 
 def become(request: dict, folder: str) -> None:
@@ -138,8 +139,11 @@ def become(request: dict, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler if request["interruptible"] else signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
+    encoding, _, errors = environment.get("PYTHONIOENCODING", "").partition(":")
     # They are open as long as the process is.
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    sys.stdin = open(0, encoding=encoding or None, errors=errors or None)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding=encoding or None, errors=errors or None)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding=encoding or None, errors="backslashreplace")  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     # multiprocessing hands open files to the processes that it starts.
     multiprocessing.set_executable(sys.executable)

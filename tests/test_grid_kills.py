@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from grid_calls import RECIPES, SLS, checkpointed, digest, end, kill_what_is_left, start, starts, wait_for, workers
+from preloaded import python
 
 from hf_softlabel.cli import main
 
@@ -40,7 +41,7 @@ def uninterrupted():
 
 
 def test_it_survives_sigkill_of_a_worker_and_of_itself_and_two_calls_share_the_rest(uninterrupted):
-    first = start(SLS, "--jobs", "1")
+    first = start(SLS, "--jobs", "1", executable=sys.executable)  # preloaded processes cannot be stopped
     wait_for(lambda: checkpointed("sls-seed0"), first)
     [worker] = workers("sls-seed0")
     os.kill(worker, signal.SIGKILL)
@@ -72,7 +73,7 @@ def test_a_cell_that_is_killed_each_time_is_given_up():
 
 def test_a_launcher_runs_two_processes_and_a_killed_one_is_started_again(uninterrupted):
     config = RECIPES / "accelerate_configs" / "cpu2.yaml"
-    launcher = f"{sys.executable} -m accelerate.commands.launch --main_process_port 0 --config_file {config}"
+    launcher = f"{python()} -m accelerate.commands.launch --main_process_port 0 --config_file {config}"
     text = SLS.replace("[0, 1]", "[0]").replace("batch_size: 8", "batch_size: 4")
     process = start(text, "--launcher", launcher)
     wait_for(lambda: checkpointed("sls-seed0"), process)

@@ -6,6 +6,7 @@ ragged tail, which two processes fill up by repeating examples.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from preloaded import python
 
 from hf_softlabel.checkpoint import last_whole_checkpoint
 from hf_softlabel.metrics import score_votes
@@ -33,17 +35,20 @@ TRAIN = [
     # Adam divides by gradients near zero and so blows up differences in the last bit.
     *["--save_total_limit", "2", "--optim", "sgd", "--learning_rate", "0.05"],
 ]
-ONE = [sys.executable, "-m", "hf_softlabel"]
+ONE = ["-m", "hf_softlabel"]
 CONFIG = str(ROOT / "recipes" / "accelerate_configs" / "cpu2.yaml")
-TWO = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", CONFIG, "-m", "hf_softlabel"]
+TWO = ["-m", "accelerate.commands.launch", "--config_file", CONFIG, "-m", "hf_softlabel"]
 
 
-def start(command: list[str], out: Path) -> subprocess.Popen:
-    # A port of its own, so that tests can run beside each other; a group of its own, so that it can be killed whole.
+def start(command: list[str], out: Path, executable: str = "") -> subprocess.Popen:
+    # A port of its own, so that tests can run beside each other.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(20000 + os.getpid() % 20000)}
     log = (out.parent / f"{out.name}.log").open("a")
     return subprocess.Popen(
-        [*command, "--output_dir", str(out)], env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        [executable or python(), *command, "--output_dir", str(out)],
+        env=env,
+        stdout=log,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -54,9 +59,19 @@ def finish(command: list[str], out: Path) -> dict:
     return json.loads((out / "metrics.json").read_text())
 
 
+def processes(out: Path) -> list[int]:
+    """Those that have this folder in their command."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(out) in (folder / "cmdline").read_text().split("\0"):
+                found.append(int(folder.name))
+    return found
+
+
 def kill_in_mid_epoch(command: list[str], out: Path) -> int:
-    """SIGKILL the whole process group somewhere in the second epoch; returns the last whole checkpoint's step."""
-    process = start(command, out)
+    """SIGKILL every process of a run somewhere in the second epoch; returns the last whole checkpoint's step."""
+    process = start(command, out, sys.executable)  # a preloaded one may live for a moment longer
     try:
         for _ in range(4000):
             assert process.poll() is None, (out.parent / f"{out.name}.log").read_text()[-3000:]
@@ -65,7 +80,11 @@ def kill_in_mid_epoch(command: list[str], out: Path) -> int:
                 break
             time.sleep(0.05)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        # Workers of `accelerate launch` are in groups of their own, and live on.
+        while pids := processes(out):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         process.wait()
     assert not (out / "DONE").exists() and not (out / "metrics.json").exists()
     return int(last_whole_checkpoint(out).name.split("-")[1])
