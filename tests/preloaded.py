@@ -3,10 +3,10 @@
 Importing torch and transformers takes a process ten seconds of a core, and most processes of the tests do little else.
 `python()` is an executable to use in place of `sys.executable`: real processes, forked from one that has imported
 these packages already. Processes that they start by `sys.executable` in turn (cells of a grid, workers of `accelerate
-launch`) are such processes too. Signals to one are passed on to it, but for SIGSTOP, and it is killed when the
+launch`) are such processes too. The signals that end or wake a process are passed on to it, and it is killed when the
 executable is; it ends with the same code. It has no other open files than stdin, stdout and stderr, none of the
-executable's limits, and is not in its process group. Where these matter, or the imports themselves, use
-`sys.executable`.
+executable's limits, the same hash seed as all others, and is not in the executable's process group. Where these
+matter, or the imports themselves, use `sys.executable`.
 
 A process whose environment says something to Hugging Face's packages or W&B, which read it when they are imported,
 imports these itself.
@@ -31,14 +31,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
+import types
 from pathlib import Path
+
+import numpy
 
 NEUTRAL = (
     "torch._dynamo, torch._inductor, torch.distributed.tensor, torch.distributed.fsdp, torchvision, "
     "scipy.stats, pandas, pyarrow.dataset, sklearn.isotonic"
 )
-READ_AT_IMPORT = ("HF_", "HUGGINGFACE", "TRANSFORMERS_", "WANDB_", "TRACKIO_", "XDG_", "MPL")
+READ_AT_IMPORT = ("HOME", "HF_", "HUGGINGFACE", "TRANSFORMERS_", "WANDB_", "TRACKIO_", "XDG_", "MPL")
 # That of the whole test run: what a single test sets is of no concern to the others.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -46,23 +48,32 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 
-words = sys.argv[1:]
-while words[:1] == ["-u"]:
-    words = words[1:]
+unbuffered = sys.argv[1:2] == ["-u"]
+words = sys.argv[2:] if unbuffered else sys.argv[1:]
 if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 told = {{k: v for k, v in os.environ.items() if k.startswith({prefixes!r}) and not k.startswith("HF_SOFTLABEL_")}}
 server = socket.socket(socket.AF_UNIX)
 server.connect({folder!r} + ("/all" if told == {told!r} else "/neutral"))
 interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-request = dict(words=words, environment=dict(os.environ), folder=os.getcwd(), interruptible=interruptible)
-request = json.dumps(request).encode()
+request = dict(words=words, unbuffered=unbuffered, interruptible=interruptible)
+request = json.dumps(dict(request, environment=dict(os.environ), folder=os.getcwd())).encode()
 socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
 server.sendall(request)
-pid = int.from_bytes(server.recv(8), "little")
+
+
+
+def answer():
+    said = server.recv(8)
+    if not said:
+        sys.exit("The preloaded process that was to be forked has ended.")
+    return int.from_bytes(said, "little")
+
+
+pid = answer()
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
     signal.signal(number, lambda number, _: os.kill(pid, number))
-status = os.waitstatus_to_exitcode(int.from_bytes(server.recv(8), "little"))
+status = os.waitstatus_to_exitcode(answer())
 if status < 0:
     if status != -signal.SIGKILL:
         signal.signal(-status, signal.SIG_DFL)
@@ -76,7 +87,15 @@ def python() -> str:
     """The executable's path. What it needs is started with the first call, and ends with this process."""
     folder = tempfile.mkdtemp(prefix="preloaded-")
     command = [sys.executable, __file__, folder]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    # In a session of its own: Ctrl-C is for the tests.
+    process = subprocess.Popen(
+        command,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     atexit.register(shutil.rmtree, folder)
     atexit.register(process.wait)
     atexit.register(process.terminate)
@@ -103,11 +122,13 @@ def serve(address: str) -> dict:
         for ready in select.select([listener, *running, *clients], [], [])[0]:
             if ready is listener:
                 client, _ = listener.accept()
-                size, files, _, _ = socket.recv_fds(client, 8, 3)
-                with client.makefile("rb") as stream:
-                    request = json.loads(stream.read(int.from_bytes(size, "little")))
+                request, files = read_request(client)
+                if request is None:
+                    client.close()
+                    continue
                 pid = os.fork()
                 if not pid:
+                    end_with_parent(signal.SIGKILL)
                     os.setpgid(0, 0)
                     for number, file in enumerate(files):
                         os.dup2(file, number)
@@ -120,7 +141,8 @@ def serve(address: str) -> dict:
                     os.close(file)
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, pid)  # whoever of both comes first
-                client.sendall(pid.to_bytes(8, "little"))
+                with contextlib.suppress(OSError):
+                    client.sendall(pid.to_bytes(8, "little"))
                 running[os.pidfd_open(pid)] = pid, client
             elif ready in running:
                 pid, client = running.pop(ready)
@@ -132,6 +154,22 @@ def serve(address: str) -> dict:
                 os.kill(clients[ready][1], signal.SIGKILL)  # nobody is there any more: the executable was killed
 
 
+def read_request(client: socket.socket) -> tuple[dict | None, list[int]]:
+    """What is asked for, and stdin, stdout and stderr; None of an executable that was killed meanwhile."""
+    client.settimeout(60)
+    files: list[int] = []
+    try:
+        size, files, _, _ = socket.recv_fds(client, 8, 3)
+        with client.makefile("rb") as stream:
+            request = json.loads(stream.read(int.from_bytes(size, "little")))
+        client.settimeout(None)
+        return request, files
+    except (OSError, ValueError):
+        for file in files:
+            os.close(file)
+        return None, []
+
+
 def become(request: dict, folder: str) -> None:
     """Run what was asked for, as a new Python process would."""
     words, environment = request["words"], request["environment"]
@@ -139,10 +177,13 @@ def become(request: dict, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler if request["interruptible"] else signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
+    numpy.random.seed()  # as that of `random`, which Python sees to
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     encoding, _, errors = environment.get("PYTHONIOENCODING", "").partition(":")
     # They are open as long as the process is.
     sys.stdin = open(0, encoding=encoding or None, errors=errors or None)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding=encoding or None, errors=errors or None)  # noqa: SIM115
+    buffering = 1 if environment.get("PYTHONUNBUFFERED") or request["unbuffered"] else -1
+    sys.stdout = open(1, "w", buffering, encoding=encoding or None, errors=errors or None)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding=encoding or None, errors="backslashreplace")  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     # multiprocessing hands open files to the processes that it starts.
@@ -156,17 +197,17 @@ def become(request: dict, folder: str) -> None:
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         sys.path.insert(0, "")
-        exec(compile(words[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
         sys.argv = words
         sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
         runpy.run_path(words[0], run_name="__main__")
 
 
-def end_with_parent() -> None:
-    """Also if it is killed. What is forked later does not end with this process, but with its executable."""
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Also if it is killed."""
     PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def main(folder: str) -> None:
@@ -177,25 +218,32 @@ def main(folder: str) -> None:
     all_imported = os.fork() == 0
     if all_imported:
         end_with_parent()
-        exec("import hf_softlabel.run", {})
+        try:
+            exec("import hf_softlabel.run", {})
+        except BaseException:
+            os.kill(os.getppid(), signal.SIGTERM)  # or the tests would wait for both
+            raise
     gc.collect()
     gc.freeze()  # a forked process then copies fewer pages
     request = serve(os.path.join(folder, "all" if all_imported else "neutral"))
-    code = 0
+    code, interrupted = 0, False
     try:
         become(request, folder)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
         if not isinstance(stop.code, int | None):
             print(stop.code, file=sys.stderr)
-    except BaseException:
-        code = 1
-        traceback.print_exc()
+    except BaseException as error:
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        sys.excepthook(type(error), error, error.__traceback__)
     # As Python ends, but for taking every module apart, which takes seconds.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,19 +46,31 @@ def test_it_ends_and_says_what_a_new_process_does(tmp_path, words):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_what_ends_it_ends_the_forked_process(number):
+def test_what_ends_it_ends_the_forked_process_in_the_same_way(number):
     def interruptible():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where tests run in the background, and then inherited
 
-    command = [python(), "-c", SLEEP]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=interruptible
-    ) as process:
-        forked = Path("/proc", process.stdout.readline().decode().strip())
-        assert forked.exists()
-        process.send_signal(number)
-        process.wait(timeout=30)
-    assert ends(forked)
+    codes = []
+    for start in (python(), sys.executable):
+        with subprocess.Popen(
+            [start, "-c", SLEEP], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=interruptible
+        ) as process:
+            sleeper = Path("/proc", process.stdout.readline().decode().strip())
+            assert sleeper.exists()
+            process.send_signal(number)
+            codes.append(process.wait(timeout=30))
+            assert ends(sleeper)
+    assert codes == [-number, -number]
+
+
+@pytest.mark.parametrize("size", [0, 4, 8, 20])
+def test_an_executable_that_dies_before_it_has_asked_takes_nothing_with_it(size):
+    for name in ("all", "neutral"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(Path(python()).with_name(name)))
+            socket.send_fds(client, [(1000).to_bytes(8, "little").ljust(20, b"{")[:size]], [0, 1, 2]) if size else None
+    done = subprocess.run([python(), "-c", "print(1)"], capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, b"1\n")
 
 
 def test_what_it_starts_is_forked_too():

@@ -64,7 +64,7 @@ def processes(out: Path) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if str(out) in (folder / "cmdline").read_text().split("\0"):
+            if os.fsencode(out) in (folder / "cmdline").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found
 
