@@ -13,7 +13,7 @@ from run_directories import CLASSES, held_out, write_run
 
 from hf_softlabel.cli import main
 from hf_softlabel.examples import read_examples
-from hf_softlabel.experiments.report import build_report, setting_examples
+from hf_softlabel.experiments.report import _scale, build_report, setting_examples
 from hf_softlabel.experiments.runs import find_runs
 from hf_softlabel.experiments.setting import settings_of
 from hf_softlabel.metrics import entropy
@@ -161,6 +161,15 @@ def test_wrong_input_is_refused_before_anything_is_written(tmp_path, monkeypatch
     assert main(["report", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("share", "scored"), [(None, "40 held-out examples each"), (0.5, "40 of them with other people's votes")]
+)
+def test_it_says_what_was_scored(tmp_path, share, scored):
+    write_run(tmp_path / "a", "sls", 0, eval_annotators=share)
+    [setting], _ = settings_of(find_runs(tmp_path).runs, [])
+    assert f"on 40 training examples, scored on {scored}." in _scale(setting)
 
 
 def test_one_run_is_enough_and_the_report_below_it_is_not_read_as_one(tmp_path):

@@ -110,9 +110,11 @@ def _scale(setting: Setting) -> str:
     first = setting.runs[0]
     seeds, sizes = {run.seed for run in setting.runs}, {run.metrics.get("train_examples") for run in setting.runs}
     trained = "" if None in sizes else f" on {' or '.join(f'{size:,}' for size in sorted(sizes))} training examples"
+    other_people = first.config.get("eval_annotators") is not None
+    scored = "of them with other people's votes" if other_people else "held-out examples each"
     ours = (
         f"{len(setting.runs)} runs, {len(seeds)} seed{'s' * (len(seeds) != 1)}{trained}, scored on "
-        f"{first.metrics['eval_examples']:,} held-out examples each."
+        f"{first.metrics['eval_examples']:,} {scored}."
     )
     return f"{ours} {BASINS}: {BASINS_SCALE}." if setting.has_paper else ours
 
