@@ -169,7 +169,7 @@ def test_wrong_input_is_refused_before_anything_is_written(tmp_path, monkeypatch
 def test_it_says_what_was_scored(tmp_path, share, scored):
     write_run(tmp_path / "a", "sls", 0, eval_annotators=share)
     [setting], _ = settings_of(find_runs(tmp_path).runs, [])
-    assert f"on 40 training examples, scored on {scored}." in _scale(setting)
+    assert f" training examples, scored on {scored}." in _scale(setting)
 
 
 def test_one_run_is_enough_and_the_report_below_it_is_not_read_as_one(tmp_path):
