@@ -208,6 +208,35 @@ def test_dynamics_by_hand(sweep):
     assert best_epoch(run) == 3 and epochs_to_95(run) == 2
 
 
+def test_the_last_epoch_by_hand(tmp_path):
+    for seed in range(5):
+        for place, delivery in enumerate(("soft", "sls")):
+            for k in (None, 5, 10):
+                # The best is the second of three evaluations; with 10 votes it is the last.
+                last = 0.4 if k == 10 else 0.9 + seed / 100 - place * (0.1 + seed / 1000) - (k or 0) / 100
+                history = [1.0, 0.5 + place, last]
+                write_run(tmp_path / f"{delivery}-{k}-{seed}", delivery, seed, history=history, votes_per_example=k)
+    (setting,), _ = settings_of(find_runs(tmp_path).runs, [])
+    tables = by_key(setting_tables(setting))
+    full, sweep = tables["last_epoch"], tables["last_epoch_sweep"]
+    assert full.rows == sweep.rows == ("Soft labels", "SLS") and full.source is None
+    # .9 + s/100 - .1 - s/1000 over s = 0 .. 4: .8 + .009 * 2; .05 less with 5 votes.
+    assert full.entry(1, 0).mean == pytest.approx(0.818) and full.entry(1, 0).test.mean == pytest.approx(-0.102)
+    assert full.entry(1, 0).test.p_two_sided == full.entry(1, 0).holm_two_sided == 0.0625
+    assert [column.title for column in sweep.columns] == ["soft NLL, K = 5"]
+    assert sweep.entry(1, 0).mean == pytest.approx(0.768)
+    assert any("At the last epoch" in sentence for sentence in section_findings(setting, list(tables.values())))
+
+
+@pytest.mark.parametrize("history", [[1.0, 0.9, 0.8], [0.8]])
+def test_no_table_of_the_last_epoch_where_it_is_the_best_or_the_only_one(tmp_path, history):
+    for delivery in ("soft", "sls"):
+        write_run(tmp_path / delivery, delivery, 0, history=history)
+        write_run(tmp_path / f"{delivery}-5", delivery, 0, history=history, votes_per_example=5)
+    (setting,), _ = settings_of(find_runs(tmp_path).runs, [])
+    assert not {"last_epoch", "last_epoch_sweep"} & by_key(setting_tables(setting)).keys()
+
+
 def test_what_was_measured_between_runs(sweep):
     runs = {
         (run.delivery, run.seed): run

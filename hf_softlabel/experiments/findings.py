@@ -12,7 +12,7 @@ from .tables import Column, Entry, Table, number, p_value, shown_holm, shown_p, 
 # Row, column and cell of a comparison.
 Test = tuple[str, Column, Entry]
 # Tables whose comparisons are worth a sentence in the summary, in this order.
-SUMMARISED = ("sweep", "main", "family", "resampling", "hessian")
+SUMMARISED = ("sweep", "main", "last_epoch", "last_epoch_sweep", "family", "resampling", "hessian")
 
 
 def headline(setting: Setting, tables: Sequence[Table]) -> list[str]:

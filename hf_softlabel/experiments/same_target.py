@@ -10,10 +10,12 @@ from .geometry_tables import between_runs, gradient_variance, hessian, hessian_s
 from .published import BASINS
 from .runs import Run
 from .score_tables import caption, metrics, score_table, sweep_table
-from .setting import HARD_DELIVERIES, Setting, metric, title_of
+from .setting import HARD_DELIVERIES, Setting, at_last_epoch, metric, title_of
 from .sparse import sparse_target
 from .stats import seeds_to_reach, smallest_p
 from .tables import Column, Entry, Table, p_value, with_tests
+
+LAST_EPOCH = "scores of the last evaluation during training, where the other tables have the best checkpoint's."
 
 
 def setting_tables(setting: Setting) -> list[Table]:
@@ -21,6 +23,8 @@ def setting_tables(setting: Setting) -> list[Table]:
     made = [
         annotator_count_sweep(setting),
         main_comparison(setting),
+        last_epoch(setting),
+        last_epoch_sweep(setting),
         family_comparison(setting),
         hessian(setting),
         scoring_rules(setting),
@@ -43,6 +47,30 @@ def main_comparison(setting: Setting) -> Table | None:
         scores |= metrics("wasserstein")
     what = "All votes of each training example."
     return score_table(setting, "main", "Main comparison", what, scores, published.MAIN, f"{BASINS}, Table 2")
+
+
+def last_epoch(setting: Setting) -> Table | None:
+    """Table 2's scores when training has ended, and its targets may have been learnt by heart."""
+    if not _goes_past_its_best(setting, None):
+        return None
+    names = ("soft_nll", "accuracy", "ece_equal_mass", "entropy_correlation")
+    scores = {name: (Column(TITLES[name], NAMES[name]), at_last_epoch(name)) for name in names}
+    what = f"All votes of each training example; {LAST_EPOCH}"
+    return score_table(setting, "last_epoch", "At the last epoch", what, scores, {}, None)
+
+
+def last_epoch_sweep(setting: Setting) -> Table | None:
+    """The annotator-count sweep when training has ended."""
+    counts = [k for k in setting.votes_per_example if _goes_past_its_best(setting, k)]
+    columns = [(Column(f"soft NLL, K = {k}", True), k, at_last_epoch("soft_nll")) for k in counts]
+    title, what = "At the last epoch, with K votes", f"K votes of each training example; {LAST_EPOCH}"
+    return sweep_table(setting, "last_epoch_sweep", title, what, columns, {}, None, one_sided=False)
+
+
+def _goes_past_its_best(setting: Setting, k: int | None) -> bool:
+    """Whether any run was evaluated after its best checkpoint: if none was, the last epoch shows nothing new."""
+    runs = [run for method in setting.methods(k) for run in setting.get(method, k).values()]
+    return any((best := best_epoch(run)) is not None and best < run.history()[-1]["epoch"] for run in runs)
 
 
 def family_comparison(setting: Setting) -> Table | None:

@@ -10,7 +10,7 @@ from ..figures.sweep import seed_lines
 from .captions import count
 from .content import Picture
 from .runs import Run
-from .setting import HARD_DELIVERIES, Setting, metric, title_of
+from .setting import HARD_DELIVERIES, Setting, at_last_epoch, metric, title_of
 from .tables import Column, Entry, Table, with_tests
 
 # What a setting may differ in, and the unit of its rows.
@@ -60,12 +60,6 @@ def _hard(setting: Setting, k: int | None) -> list[str]:
     return [method for method in HARD_DELIVERIES if setting.get(method, k)]
 
 
-def last_soft_nll(run: Run) -> float | None:
-    """Of the last evaluation during training, not of the best checkpoint."""
-    scores = [line["soft_nll"] for line in run.history() if line.get("soft_nll") is not None]
-    return float(scores[-1]) if scores else None
-
-
 def memorised(run: Run) -> float | None:
     """The training loss of the last epoch less the least that the training votes allow, their entropy: 0 is by heart.
 
@@ -78,7 +72,7 @@ def memorised(run: Run) -> float | None:
 
 MEASURES: dict[str, tuple[str, Callable[[Run], float | None]]] = {
     "best": ("best checkpoint", metric("soft_nll")),
-    "last": ("last epoch", last_soft_nll),
+    "last": ("last epoch", at_last_epoch("soft_nll")),
 }
 
 

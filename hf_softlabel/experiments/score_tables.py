@@ -70,7 +70,7 @@ def sweep_table(
     what: str,
     columns: Sequence[tuple[Column, int, Score]],
     figures: Mapping[tuple[str, int], Published],
-    source: str,
+    source: str | None,
     one_sided: bool,
 ) -> Table | None:
     """Rows are methods, columns are a score at K votes per example: soft labels are the reference of each column.

@@ -108,6 +108,16 @@ def metric(key: str) -> Callable[[Run], float | None]:
     return score
 
 
+def at_last_epoch(key: str) -> Callable[[Run], float | None]:
+    """A score of the last evaluation during training, not of the best checkpoint: NaN where it was undefined."""
+
+    def score(run: Run) -> float | None:
+        scores = [line[key] for line in run.history() if key in line]
+        return None if not scores else float("nan") if scores[-1] is None else float(scores[-1])
+
+    return score
+
+
 def measured(*path: str) -> Callable[[Run], float | None]:
     """A number of diagnostics.json; None where it was not measured."""
 
