@@ -47,6 +47,7 @@ def write_run(
     fingerprint: str | None = None,
     examples: int = 40,
     classes: tuple[str, ...] = CLASSES,
+    references: dict[str, dict[str, float | None]] | None = None,
     **config: Any,
 ) -> Path:
     """A finished run of CIFAR-10H's small recipe, on three classes unless others are given.
@@ -56,6 +57,7 @@ def write_run(
         history: the eval soft NLL of each epoch.
         logits: (N, C), of the examples of `held_out(seed)`.
         examples: N, held out; as many are trained on.
+        references: scores of other predictors, by their name.
         config: further keys, such as votes_per_example.
     """
     path.mkdir(parents=True)
@@ -80,7 +82,7 @@ def write_run(
         "best_step": 10,
         "votes_fingerprint": f"train-{fingerprint or seed}",
         "hard_label": "gold",
-        "references": {},
+        "references": references or {},
         "versions": {"hf_softlabel": "0.1.0"},
     }
     (path / "metrics.json").write_text(json.dumps(metrics))

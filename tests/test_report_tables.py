@@ -228,6 +228,28 @@ def test_the_last_epoch_by_hand(tmp_path):
     assert any("At the last epoch" in sentence for sentence in section_findings(setting, list(tables.values())))
 
 
+def test_references_stand_beside_the_scores(tmp_path):
+    # The constant's mean is .7. Of its own seed the majority is above it, and SLS below.
+    constant = {0: 0.6, 1: 0.8}
+    losses = {("soft", 0): 0.5, ("soft", 1): 0.5, ("majority", 0): 0.65, ("sls", 1): 0.75}
+    for (delivery, seed), loss in losses.items():
+        for k in (5, None):
+            # The mean of the training votes is that of runs which had all of them.
+            mean = {"soft_nll": constant[seed] if k is None else 9.0, "entropy_correlation": None}
+            path, named = tmp_path / f"{delivery}-{k}-{seed}", {"floor": {"soft_nll": 0.3}, "train_mean": mean}
+            write_run(path, delivery, seed, {"soft_nll": loss}, references=named, votes_per_example=k)
+    (setting,), _ = settings_of(find_runs(tmp_path).runs, [])
+    tables = by_key(setting_tables(setting))
+    table = tables["references"]
+    assert table.rows == ("The votes themselves", "Mean of the training votes") and not table.tests
+    assert table.entry(1, 0).values == constant and not table.entry(0, 1).values
+    assert value_text(table.entry(1, 3), table.columns[3]) == "undefined" and "**" not in to_markdown(table)
+    (sentence,) = [s for s in section_findings(setting, [*tables.values()]) if "mean of the training votes" in s]
+    assert sentence.endswith("(0.7000 ± 0.1414): Majority vote.") and sentence in headline(setting, [*tables.values()])
+    del tables["references"]
+    assert sentence not in headline(setting, [*tables.values()])
+
+
 @pytest.mark.parametrize("history", [[1.0, 0.9, 0.8], [0.8]])
 def test_no_table_of_the_last_epoch_where_it_is_the_best_or_the_only_one(tmp_path, history):
     for delivery in ("soft", "sls"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from .reference_table import ROWS
 from .setting import Setting
 from .stats import ALPHA, seeds_to_reach
 from .tables import Column, Entry, Table, number, p_value, shown_holm, shown_p, value_text
 
+# The reference that knows the votes but not the examples.
+CONSTANT = ROWS["train_mean"]
 # Row, column and cell of a comparison.
 Test = tuple[str, Column, Entry]
 # Tables whose comparisons are worth a sentence in the summary, in this order.
@@ -18,7 +21,7 @@ SUMMARISED = ("sweep", "main", "last_epoch", "last_epoch_sweep", "family", "resa
 def headline(setting: Setting, tables: Sequence[Table]) -> list[str]:
     """A few sentences for the summary: the first column of the tables that answer the papers' main questions."""
     by_key = {table.key: table for table in tables}
-    sentences = [_best(by_key["main"])] if "main" in by_key else []
+    sentences = [_best(by_key["main"]), _learnt_nothing(by_key)] if "main" in by_key else []
     silent = []
     for key in ("sweep", "main", "hessian"):
         if key in by_key:
@@ -38,6 +41,7 @@ def section_findings(setting: Setting, tables: Sequence[Table]) -> list[str]:
     """What the tables of a setting show, and what they cannot."""
     by_key = {table.key: table for table in tables}
     sentences = [_best(by_key[key]) for key in ("main", "sweep") if key in by_key]
+    sentences.append(_learnt_nothing(by_key))
     for key in [*SUMMARISED, *(key for key in by_key if key.startswith("ood_"))]:
         if key in by_key:
             sentences += compared(by_key[key])
@@ -64,6 +68,28 @@ def _best(table: Table) -> str:
     what = column.title if table.key != "sweep" else f"soft NLL at {column.title}"
     most = "lowest" if column.lower else "highest"
     return f"The {most} mean {what} is that of {chosen}: {value_text(means[chosen], column)}."
+
+
+def _learnt_nothing(tables: Mapping[str, Table]) -> str:
+    """Which rows of the main comparison have no better mean than one prediction for every example."""
+    if not {"main", "references"} <= tables.keys() or CONSTANT not in tables["references"].rows:
+        return ""
+    main, references = tables["main"], tables["references"]
+    constant = references.entry(references.rows.index(CONSTANT), 0)
+    seeds = constant.values.keys()
+    rows = [
+        row
+        for row, values in ((row, main.entry(i, 0).values) for i, row in enumerate(main.rows))
+        # On the same seeds, since eval splits differ.
+        if values.keys() & seeds and sum(values[s] - constant.values[s] for s in values.keys() & seeds) >= 0
+    ]
+    if not rows:
+        return ""
+    column = main.columns[0]
+    return (
+        f"No better in mean {column.title} than the mean of the training votes for every example "
+        f"({value_text(constant, column)}): {', '.join(rows)}."
+    )
 
 
 def compared(table: Table, only: int | None = None) -> list[str]:

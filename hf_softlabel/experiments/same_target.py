@@ -8,6 +8,7 @@ from ..metrics.summary import NAMES, TITLES
 from . import published
 from .geometry_tables import between_runs, gradient_variance, hessian, hessian_sweep, ood_tables
 from .published import BASINS
+from .reference_table import reference_table
 from .runs import Run
 from .score_tables import caption, metrics, score_table, sweep_table
 from .setting import HARD_DELIVERIES, Setting, at_last_epoch, metric, title_of
@@ -23,6 +24,7 @@ def setting_tables(setting: Setting) -> list[Table]:
     made = [
         annotator_count_sweep(setting),
         main_comparison(setting),
+        reference_table(setting, _main_scores(setting)),
         last_epoch(setting),
         last_epoch_sweep(setting),
         family_comparison(setting),
@@ -40,11 +42,15 @@ def setting_tables(setting: Setting) -> list[Table]:
     return [table for table in made if table is not None]
 
 
+def _main_scores(setting: Setting) -> tuple[str, ...]:
+    """Table 2's, and where classes are ordered their distance too."""
+    ordinal = ("wasserstein",) if "wasserstein" in setting.runs[0].metrics else ()
+    return ("soft_nll", "accuracy", "ece_equal_mass", "entropy_correlation", *ordinal)
+
+
 def main_comparison(setting: Setting) -> Table | None:
     """Table 2."""
-    scores = metrics("soft_nll", "accuracy", "ece_equal_mass", "entropy_correlation")
-    if "wasserstein" in setting.runs[0].metrics:
-        scores |= metrics("wasserstein")
+    scores = metrics(*_main_scores(setting))
     what = "All votes of each training example."
     return score_table(setting, "main", "Main comparison", what, scores, published.MAIN, f"{BASINS}, Table 2")
 
@@ -53,8 +59,7 @@ def last_epoch(setting: Setting) -> Table | None:
     """Table 2's scores when training has ended, and its targets may have been learnt by heart."""
     if not _goes_past_its_best(setting, None):
         return None
-    names = ("soft_nll", "accuracy", "ece_equal_mass", "entropy_correlation")
-    scores = {name: (Column(TITLES[name], NAMES[name]), at_last_epoch(name)) for name in names}
+    scores = {name: (Column(TITLES[name], NAMES[name]), at_last_epoch(name)) for name in _main_scores(setting)}
     what = f"All votes of each training example; {LAST_EPOCH}"
     return score_table(setting, "last_epoch", "At the last epoch", what, scores, {}, None)
 
