@@ -101,7 +101,7 @@ def _section(setting: Setting, key: str) -> Section:
         setting_pictures(setting),
         examples,
         # They are the model's, which is not there where only numbers were kept.
-        setting.runs[0].class_names if examples else [],
+        next(run for run in setting.runs if run.has_predictions).class_names if examples else [],
     )
 
 
