@@ -199,13 +199,9 @@ def test_runs_of_which_only_the_numbers_were_kept_are_in_all_tables(written, fol
     of_predictions = {"reliability", "examples-range", "examples-ambiguous", "annotator-entropy", "sparse-target-js"}
     drawn = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
     found = {key for key in of_predictions if any(name.endswith(key) for name in drawn)}
-    assert found == (set() if whole_seed is None else of_predictions) and any(
-        "training-dynamics" in name for name in drawn
-    )
-    assert (
-        numbers > 9
-        and f"Of {numbers} of 19 runs only the numbers were kept" in (tmp_path / "out" / "report.md").read_text()
-    )
+    assert found == (set() if whole_seed is None else of_predictions)
+    assert numbers > 9 and any("training-dynamics" in name for name in drawn)
+    assert f"Of {numbers} of 19 runs only the numbers were kept" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_wandb_report_without_a_login_is_refused_before_the_work(folder, tmp_path, monkeypatch, capsys):
