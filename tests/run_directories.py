@@ -69,6 +69,7 @@ def write_run(
     if logits is None:
         rng = np.random.default_rng([seed, sum(map(ord, delivery)), config.get("votes_per_example") or 0])
         logits = np.log(votes / votes.sum(1, keepdims=True) + 0.05) + 0.3 * rng.normal(size=votes.shape)
+    losses = history or [1.0, 0.6, 0.5]
     found = score_votes(logits, votes, votes.argmax(1), from_logits=True) | (scores or {})
     metrics = {
         **{key: None if value is None or not np.isfinite(value) else value for key, value in found.items()},
@@ -79,7 +80,7 @@ def write_run(
         "train_seconds": 10.0,
         "train_examples": 4000,
         "eval_examples": len(ids),
-        "best_step": 10,
+        "best_step": 10 * (int(np.argmin(losses)) + 1),
         "votes_fingerprint": f"train-{fingerprint or seed}",
         "hard_label": "gold",
         "references": references or {},
@@ -95,7 +96,6 @@ def write_run(
         sparse = subsampled_votes(votes, ids, config["votes_per_example"], seed)
         table = {**columns, "votes": list(sparse), "label": votes.argmax(1), "full_votes": list(votes)}
         pq.write_table(pa.table(table), path / "train_predictions.parquet")
-    losses = history or [1.0, 0.6, 0.5]
     (path / "history.jsonl").write_text(
         "".join(
             json.dumps({"step": 10 * (i + 1), "epoch": float(i + 1), **metrics_line(found), "soft_nll": loss}) + "\n"

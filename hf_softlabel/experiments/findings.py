@@ -21,7 +21,7 @@ SUMMARISED = ("sweep", "main", "last_epoch", "last_epoch_sweep", "family", "resa
 def headline(setting: Setting, tables: Sequence[Table]) -> list[str]:
     """A few sentences for the summary: the first column of the tables that answer the papers' main questions."""
     by_key = {table.key: table for table in tables}
-    sentences = [_best(by_key["main"]), _learnt_nothing(by_key)] if "main" in by_key else []
+    sentences = [_best(by_key["main"]), _no_better_than_a_constant(by_key)] if "main" in by_key else []
     silent = []
     for key in ("sweep", "main", "hessian"):
         if key in by_key:
@@ -41,7 +41,7 @@ def section_findings(setting: Setting, tables: Sequence[Table]) -> list[str]:
     """What the tables of a setting show, and what they cannot."""
     by_key = {table.key: table for table in tables}
     sentences = [_best(by_key[key]) for key in ("main", "sweep") if key in by_key]
-    sentences.append(_learnt_nothing(by_key))
+    sentences.append(_no_better_than_a_constant(by_key))
     for key in [*SUMMARISED, *(key for key in by_key if key.startswith("ood_"))]:
         if key in by_key:
             sentences += compared(by_key[key])
@@ -70,7 +70,7 @@ def _best(table: Table) -> str:
     return f"The {most} mean {what} is that of {chosen}: {value_text(means[chosen], column)}."
 
 
-def _learnt_nothing(tables: Mapping[str, Table]) -> str:
+def _no_better_than_a_constant(tables: Mapping[str, Table]) -> str:
     """Which rows of the main comparison have no better mean than one prediction for every example."""
     if not {"main", "references"} <= tables.keys() or CONSTANT not in tables["references"].rows:
         return ""
@@ -85,10 +85,9 @@ def _learnt_nothing(tables: Mapping[str, Table]) -> str:
     ]
     if not rows:
         return ""
-    column = main.columns[0]
     return (
-        f"No better in mean {column.title} than the mean of the training votes for every example "
-        f"({value_text(constant, column)}): {', '.join(rows)}."
+        f"No better in mean {main.columns[0].title} than the mean of the training votes for every example, on the "
+        f"same seeds: {', '.join(rows)}."
     )
 
 

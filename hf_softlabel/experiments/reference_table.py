@@ -10,7 +10,7 @@ from .runs import Run
 from .setting import Setting
 from .tables import Column, Entry, Table
 
-# The references of metrics.json, from the best to the naive ones.
+# The references of metrics.json.
 ROWS = {
     "floor": "The votes themselves",
     "human": "One half of the annotators",
@@ -21,10 +21,12 @@ ROWS = {
 
 def reference_table(setting: Setting, names: Sequence[str]) -> Table | None:
     """The references of some scores of metrics.json; None for runs that have kept none."""
-    # References are of an eval split, which the runs of a seed share. The mean of the training votes is that of all
-    # votes if any run was given all of them.
-    of_seed = {run.seed: run for run in sorted(setting.runs, key=lambda run: -(run.votes_per_example or 0))}
-    runs = [of_seed[seed] for seed in sorted(of_seed) if of_seed[seed].metrics.get("references")]
+    kept = [run for run in setting.runs if run.metrics.get("references")]
+    # References are of an eval split, which the runs of a seed share. But the mean of the training votes is of the
+    # votes that a run was given: in all seeds as many as possible.
+    most = max((run.votes_per_example or math.inf for run in kept), default=None)
+    of_seed = {run.seed: run for run in kept if (run.votes_per_example or math.inf) == most}
+    runs = [of_seed[seed] for seed in sorted(of_seed)]
     rows = [row for row in ROWS if any(row in run.metrics["references"] for run in runs)]
     if not rows:
         return None
@@ -33,8 +35,8 @@ def reference_table(setting: Setting, names: Sequence[str]) -> Table | None:
         "What the scores are to be compared with",
         "Predictors on the same eval splits. The votes themselves: their soft NLL is the annotators' entropy, the "
         "least that is possible. One half of an example's annotators for the other half (for soft NLL with one more "
-        "vote, spread over all classes): noisy where they are few. Mean of the training votes, and uniform: the same "
-        "for every example. Mean ± SD over seeds.",
+        "vote, spread over all classes): with few votes this is no ceiling. Mean of the training votes, and uniform: "
+        "the same for every example. Mean ± SD over seeds.",
         "predictor",
         tuple(Column(TITLES[name], NAMES[name]) for name in names),
         tuple(ROWS[row] for row in rows),

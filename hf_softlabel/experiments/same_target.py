@@ -16,7 +16,7 @@ from .sparse import sparse_target
 from .stats import seeds_to_reach, smallest_p
 from .tables import Column, Entry, Table, p_value, with_tests
 
-LAST_EPOCH = "scores of the last evaluation during training, where the other tables have the best checkpoint's."
+LAST_EPOCH = "scores of the last evaluation during training, not of the best checkpoint."
 
 
 def setting_tables(setting: Setting) -> list[Table]:
@@ -75,7 +75,12 @@ def last_epoch_sweep(setting: Setting) -> Table | None:
 def _goes_past_its_best(setting: Setting, k: int | None) -> bool:
     """Whether any run was evaluated after its best checkpoint: if none was, the last epoch shows nothing new."""
     runs = [run for method in setting.methods(k) for run in setting.get(method, k).values()]
-    return any((best := best_epoch(run)) is not None and best < run.history()[-1]["epoch"] for run in runs)
+    return any(_ends_after_its_best(run) for run in runs)
+
+
+def _ends_after_its_best(run: Run) -> bool:
+    history, best = run.history(), run.metrics.get("best_step")
+    return bool(run.config["load_best_model_at_end"] and history and best is not None and best < history[-1]["step"])
 
 
 def family_comparison(setting: Setting) -> Table | None:
