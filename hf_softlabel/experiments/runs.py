@@ -89,7 +89,11 @@ class Run:
 
     @cached_property
     def class_names(self) -> list[str]:
-        config = _read_json(self.path / "model" / "config.json")
+        """The model's; numbers where it was not kept."""
+        path = self.path / "model" / "config.json"
+        if not path.exists():
+            return [str(label) for label in range(self.predictions().values.shape[1])]
+        config = _read_json(path)
         return [name for _, name in sorted((int(key), name) for key, name in config["id2label"].items())]
 
     def history(self) -> list[dict[str, Any]]:
