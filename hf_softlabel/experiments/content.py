@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,12 @@ class Picture:
     figure: Figure
     source: str | None = None
 
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        width, height = self.figure.get_size_inches()
+        return float(width), float(height)
+
     @cached_property
     def png(self) -> bytes:
         return render(self.figure, "png")
@@ -34,6 +41,27 @@ class Picture:
         _ = self.png
         self.figure.set_layout_engine("none")
         return render(self.figure, "svg")
+
+
+@dataclass(frozen=True)
+class KeptPicture:
+    """A figure of an earlier report, of which only the files are left."""
+
+    key: str
+    title: str
+    caption: str
+    png: bytes
+    svg: bytes
+    source: str | None = None
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches: an SVG of matplotlib has them in points."""
+        width, height = re.findall(rb'<svg [^>]*?width="([\d.]+)pt" height="([\d.]+)pt"', self.svg)[0]
+        return float(width) / 72, float(height) / 72
+
+
+AnyPicture = Picture | KeptPicture
 
 
 @dataclass(frozen=True)
@@ -68,6 +96,7 @@ class Section:
         key: for files and anchors.
         scale: how large the runs were, beside the paper's where there is one.
         findings: sentences made from the numbers.
+        numbers_only: whether some of its runs have kept no predictions.
     """
 
     key: str
@@ -75,9 +104,10 @@ class Section:
     scale: str
     findings: Sequence[str]
     tables: Sequence[Table]
-    pictures: Sequence[Picture]
+    pictures: Sequence[AnyPicture]
     examples: Sequence[Example]
     class_names: Sequence[str]
+    numbers_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +125,7 @@ class Report:
     folder: Path
     findings: Sequence[str]
     tables: Sequence[Table]
-    pictures: Sequence[Picture]
+    pictures: Sequence[AnyPicture]
     sections: Sequence[Section]
     runs: Sequence[Run]
     missing: Sequence[Missing]

@@ -17,7 +17,7 @@ from string import Template
 
 from ..checkpoint import write_text_atomically
 from ..data.errors import VotesError
-from .content import Picture, Report, Section
+from .content import AnyPicture, Report, Section
 from .page_data import Browser, Pixels, method_looks, picture_pixels, section_browser
 from .page_tables import paragraph, remarks, results_html, runs_html, source_html
 
@@ -66,7 +66,7 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def _pictures(report: Report) -> list[Picture]:
+def _pictures(report: Report) -> list[AnyPicture]:
     """All figures, in the order in which the page shows them."""
     return [*report.pictures, *(picture for section in report.sections for picture in section.pictures)]
 
@@ -189,7 +189,7 @@ def _tables_and_figures(
     return "\n".join(out)
 
 
-def _figure_html(picture: Picture, pixels: Pixels, anchor: str) -> str:
+def _figure_html(picture: AnyPicture, pixels: Pixels, anchor: str) -> str:
     kind = ' class="wide"' if pixels.width > WIDE else ""
     image = f'<p class="missing">Left out to keep this page small: see the file {escape(picture.key)}.</p>'
     if pixels.address:

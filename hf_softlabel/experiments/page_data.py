@@ -12,7 +12,7 @@ import numpy as np
 
 from ..figures.style import looks
 from ..metrics import kl_to_annotators
-from .content import Example, Picture, Report, Section
+from .content import AnyPicture, Example, Report, Section
 
 DIGITS = 4
 
@@ -35,11 +35,11 @@ class Pixels(NamedTuple):
     height: int
 
 
-def picture_pixels(picture: Picture) -> Pixels:
+def picture_pixels(picture: AnyPicture) -> Pixels:
     """As SVG or PNG, whichever is smaller."""
     files = {"image/svg+xml": picture.svg, "image/png": picture.png}
     mime = min(files, key=lambda name: len(files[name]))
-    width, height = picture.figure.get_size_inches()
+    width, height = picture.size
     return Pixels(_address(mime, files[mime]), round(96 * width), round(96 * height))
 
 

@@ -20,8 +20,9 @@ from ..examples import choose_examples, read_examples
 from ..metrics import entropy
 from ..metrics.arrays import human, model
 from ..metrics.summary import NAMES
-from .content import Example, Picture, Report, Section
+from .content import AnyPicture, Example, Report, Section
 from .findings import compared, headline, section_findings
+from .kept import keep_pictures
 from .page import write_page
 from .pictures import report_pictures, setting_pictures
 from .provenance import provenance, versions
@@ -102,6 +103,7 @@ def _section(setting: Setting, key: str) -> Section:
         examples,
         # They are the model's, which is not there where only numbers were kept.
         next(run for run in setting.runs if run.has_predictions).class_names if examples else [],
+        not all(run.has_predictions for run in setting.runs),
     )
 
 
@@ -177,11 +179,12 @@ def _example(example: int, inputs: dict, votes: np.ndarray, total: dict, seeds: 
 def write_report(report: Report, output_dir: str | Path, progress: bool = False) -> list[Path]:
     """Write report.html, report.md, tables/ (CSV, LaTeX, Markdown), figures/ (PNG, SVG) and runs.csv.
 
-    Nothing appears in the folder before all is made. An earlier report in it is replaced; a folder that holds anything
-    but a report is refused.
+    Nothing appears in the folder before all is made. An earlier report in it is replaced, but for figures whose
+    predictions are gone; a folder that holds anything but a report is refused.
     """
     check_output(output_dir)
     out = Path(output_dir).resolve()
+    report = keep_pictures(report, out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
         _write_files(report, Path(folder), progress)
@@ -244,7 +247,7 @@ def _named_tables(report: Report) -> Iterator[tuple[str, Sequence[Table]]]:
         yield f"{section.key}-", section.tables
 
 
-def _named_pictures(report: Report) -> Iterator[tuple[str, Picture]]:
+def _named_pictures(report: Report) -> Iterator[tuple[str, AnyPicture]]:
     for name, pictures in [("", report.pictures), *((f"{s.key}-", s.pictures) for s in report.sections)]:
         for picture in pictures:
             yield name, picture
@@ -284,7 +287,7 @@ def report_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _blocks(prefix: str, tables: Sequence[Table], pictures: Sequence[Picture]) -> list[str]:
+def _blocks(prefix: str, tables: Sequence[Table], pictures: Sequence[AnyPicture]) -> list[str]:
     lines = []
     for table in tables:
         source = f" ({table.source})" if table.source else ""

@@ -1,0 +1,104 @@
+"""A report that is made again when predictions are gone: what was drawn from them is taken over, and says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from run_directories import CLASSES, write_run
+
+from hf_softlabel.cli import main
+from hf_softlabel.experiments.kept import NOTE, OF_REPORTS, OF_SECTIONS
+from hf_softlabel.experiments.report import build_report
+
+EXAMPLES = {"examples-range", "examples-ambiguous"}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for delivery in ("soft", "majority", "sls"):
+        write_run(tmp_path / "runs" / delivery, delivery)
+    for delivery in ("soft", "sls"):
+        write_run(tmp_path / "runs" / f"{delivery}5", delivery, votes_per_example=5)
+    return tmp_path / "runs"
+
+
+def report(runs: Path, out: Path) -> dict[str, str]:
+    """The captions of the figures that a report shows, by the keys of their pictures."""
+    assert main(["report", str(runs), "--output_dir", str(out)]) == 0
+    shown = re.findall(r"!\[.*\]\(figures/(.+)\.png\)\n\n(.+)", (out / "report.md").read_text())
+    prefix = build_report(runs).sections[0].key + "-"
+    assert all((out / "figures" / f"{stem}.{kind}").exists() for stem, _ in shown for kind in ("png", "svg"))
+    captions = {stem.removeprefix(prefix): caption for stem, caption in shown}
+    assert len(captions) == len(shown)
+    return captions
+
+
+def keep_numbers(runs: Path, names: str = "*") -> None:
+    for path in runs.glob(names):
+        shutil.rmtree(path / "model")
+        for table in path.glob("*.parquet"):
+            table.unlink()
+
+
+def test_figures_outlive_the_predictions_that_they_were_drawn_from(runs, tmp_path):
+    out = tmp_path / "out"
+    first = report(runs, out)
+    files = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
+    page = (out / "report.html").read_text()
+    heading = re.search(r"^### Smooth reliability.*$", (out / "report.md").read_text(), re.M).group()
+    keep_numbers(runs)
+    # These are all the pictures for which numbers do not suffice.
+    assert set(first) - set(report(runs, tmp_path / "elsewhere")) == {*OF_REPORTS, *OF_SECTIONS, *EXAMPLES}
+    for _ in range(2):  # once more, with the taken over ones in the earlier report
+        again = report(runs, out)
+        assert set(again) == set(first) - EXAMPLES
+        kept = {key for key, caption in again.items() if NOTE in caption}
+        assert kept == {*OF_REPORTS, *OF_SECTIONS}
+        assert all(again[key] == f"{first[key]} {NOTE}" for key in kept)
+        names = [name for name in files if Path(name).stem.endswith(tuple(kept))]
+        assert len(names) == 2 * len(kept) and all((out / "figures" / n).read_bytes() == files[n] for n in names)
+        assert heading in (out / "report.md").read_text().splitlines()
+        assert set(json.loads((out / "report.json").read_text())["files"]) >= {f"figures/{name}" for name in names}
+    # The page has them in the size in which they were drawn.
+    sizes = re.compile(r'width="(\d+)" height="(\d+)" alt="Smooth reliability')
+    assert sizes.findall((out / "report.html").read_text()) == sizes.findall(page) != []
+
+
+def test_figures_are_drawn_anew_where_the_predictions_are_there(runs, tmp_path):
+    out = tmp_path / "out"
+    first = report(runs, out)
+    shutil.copytree(runs, tmp_path / "whole")
+    keep_numbers(runs)
+    assert any(NOTE in caption for caption in report(runs, out).values())
+    shutil.rmtree(runs)
+    (tmp_path / "whole").rename(runs)
+    assert report(runs, out) == first
+
+
+def test_figures_are_drawn_anew_from_the_predictions_that_are_left(runs, tmp_path):
+    first = report(runs, tmp_path / "out")
+    keep_numbers(runs, "*5")
+    again = report(runs, tmp_path / "out")
+    assert again["reliability"] == first["reliability"]
+    assert {key for key, caption in again.items() if NOTE in caption} == set(OF_SECTIONS) - {"reliability"}
+
+
+def test_figures_of_runs_that_are_not_there_are_not_taken_over(runs, tmp_path):
+    report(runs, tmp_path / "out")
+    for delivery in ("soft5", "sls5"):
+        shutil.rmtree(runs / delivery)
+    again = report(runs, tmp_path / "out")
+    assert not any(key.startswith("sparse-target") or NOTE in caption for key, caption in again.items())
+
+
+def test_predictions_without_a_model_have_numbered_classes(runs):
+    assert build_report(runs).sections[0].class_names == list(CLASSES)
+    for path in runs.iterdir():
+        shutil.rmtree(path / "model")
+    section = build_report(runs).sections[0]
+    assert section.class_names == ["0", "1", "2"]
+    assert {picture.key for picture in section.pictures} >= EXAMPLES
