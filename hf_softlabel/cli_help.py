@@ -83,7 +83,8 @@ REPORT_DESCRIPTION = """Build a report from run directories alone, at any depth 
 of both papers for which there are runs, ours beside the paper's figures, mean and SD over seeds, paired Wilcoxon tests
 with Holm's correction, what this number of seeds can show at all, and a browser of the most ambiguous examples. Writes
 report.html (one file that works without a network), report.md, tables/ (CSV, LaTeX, Markdown), figures/ (PNG, SVG) and
-runs.csv. Cells of a grid that were not run are blank, and listed."""
+runs.csv. Cells of a grid that were not run are blank, and listed. An earlier report in the folder is replaced; what it
+drew from predictions that are gone since is taken over, with a remark."""
 REPORT_EXAMPLES = """examples:
   hf-softlabel report runs/paper-small-main
   hf-softlabel report runs --output_dir reports/all --title "Deliveries on CIFAR-10H"
