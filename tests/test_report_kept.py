@@ -30,9 +30,8 @@ def report(runs: Path, out: Path) -> dict[str, str]:
     """The captions of the figures that a report shows, by the keys of their pictures."""
     assert main(["report", str(runs), "--output_dir", str(out)]) == 0
     shown = re.findall(r"!\[.*\]\(figures/(.+)\.png\)\n\n(.+)", (out / "report.md").read_text())
-    prefix = build_report(runs).sections[0].key + "-"
     assert all((out / "figures" / f"{stem}.{kind}").exists() for stem, _ in shown for kind in ("png", "svg"))
-    captions = {stem.removeprefix(prefix): caption for stem, caption in shown}
+    captions = {stem.removeprefix("cifar10h-resnet18-"): caption for stem, caption in shown}
     assert len(captions) == len(shown)
     return captions
 
