@@ -17,12 +17,26 @@ from hf_softlabel.experiments.report import build_report
 EXAMPLES = {"examples-range", "examples-ambiguous"}
 
 
-@pytest.fixture
-def runs(tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with runs and out, their report, and the captions of its figures."""
+    folder = tmp_path_factory.mktemp("made")
     for delivery in ("soft", "majority", "sls"):
-        write_run(tmp_path / "runs" / delivery, delivery)
+        write_run(folder / "runs" / delivery, delivery)
     for delivery in ("soft", "sls"):
-        write_run(tmp_path / "runs" / f"{delivery}5", delivery, votes_per_example=5)
+        write_run(folder / "runs" / f"{delivery}5", delivery, votes_per_example=5)
+    return folder, report(folder / "runs", folder / "out")
+
+
+@pytest.fixture
+def first(made, tmp_path):
+    """The captions of the report in tmp_path, which is the test's own to change."""
+    shutil.copytree(made[0], tmp_path, dirs_exist_ok=True)
+    return made[1]
+
+
+@pytest.fixture
+def runs(first, tmp_path):
     return tmp_path / "runs"
 
 
@@ -43,9 +57,8 @@ def keep_numbers(runs: Path, names: str = "*") -> None:
             table.unlink()
 
 
-def test_figures_outlive_the_predictions_that_they_were_drawn_from(runs, tmp_path):
+def test_figures_outlive_the_predictions_that_they_were_drawn_from(runs, first, tmp_path):
     out = tmp_path / "out"
-    first = report(runs, out)
     files = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     page = (out / "report.html").read_text()
     heading = re.search(r"^### Smooth reliability.*$", (out / "report.md").read_text(), re.M).group()
@@ -67,9 +80,8 @@ def test_figures_outlive_the_predictions_that_they_were_drawn_from(runs, tmp_pat
     assert sizes.findall((out / "report.html").read_text()) == sizes.findall(page) != []
 
 
-def test_figures_are_drawn_anew_where_the_predictions_are_there(runs, tmp_path):
+def test_figures_are_drawn_anew_where_the_predictions_are_there(runs, first, tmp_path):
     out = tmp_path / "out"
-    first = report(runs, out)
     shutil.copytree(runs, tmp_path / "whole")
     keep_numbers(runs)
     assert any(NOTE in caption for caption in report(runs, out).values())
@@ -78,8 +90,7 @@ def test_figures_are_drawn_anew_where_the_predictions_are_there(runs, tmp_path):
     assert report(runs, out) == first
 
 
-def test_figures_are_drawn_anew_from_the_predictions_that_are_left(runs, tmp_path):
-    first = report(runs, tmp_path / "out")
+def test_figures_are_drawn_anew_from_the_predictions_that_are_left(runs, first, tmp_path):
     keep_numbers(runs, "*5")
     again = report(runs, tmp_path / "out")
     assert again["reliability"] == first["reliability"]
@@ -87,7 +98,6 @@ def test_figures_are_drawn_anew_from_the_predictions_that_are_left(runs, tmp_pat
 
 
 def test_figures_of_runs_that_are_not_there_are_not_taken_over(runs, tmp_path):
-    report(runs, tmp_path / "out")
     for delivery in ("soft5", "sls5"):
         shutil.rmtree(runs / delivery)
     again = report(runs, tmp_path / "out")
