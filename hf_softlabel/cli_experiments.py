@@ -106,10 +106,12 @@ def run_report(options: argparse.Namespace) -> int:
         # Before the work, which takes a minute.
         check_login(options.wandb)
         publish = publish_report
-    report = build_report(options.runs, options.title, progress=True)
+    report = build_report(options.runs, options.title, progress=True, earlier=folder)
     files = write_report(report, folder, progress=True)
     for finding in report.findings:
         show(f"- {finding}")
+    for note in report.notes:
+        show(note)
     if report.missing:
         print(f"{len(report.missing)} runs are missing: they are listed in the report.")
     print(f"{len(files)} files of {len(report.runs)} runs in {folder}: open {os.path.join(folder, 'report.html')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from run_directories import CLASSES, write_run
 from hf_softlabel.cli import main
 from hf_softlabel.experiments.kept import NOTE, OF_REPORTS, OF_SECTIONS
 from hf_softlabel.experiments.report import build_report
+from hf_softlabel.experiments.same_target import TAKEN_OVER
 
 EXAMPLES = {"examples-range", "examples-ambiguous"}
 
@@ -102,6 +104,55 @@ def test_figures_of_runs_that_are_not_there_are_not_taken_over(runs, tmp_path):
         shutil.rmtree(runs / delivery)
     again = report(runs, tmp_path / "out")
     assert not any(key.startswith("sparse-target") or NOTE in caption for key, caption in again.items())
+
+
+def sparse(out: Path) -> dict[str, list[str]]:
+    """The sparse-target table of a report: seeds and values of each cell."""
+    path = out / "tables" / "cifar10h-resnet18-sparse.csv"
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {line["column"]: [line["seeds"], line["values"]] for line in csv.DictReader(file)}
+
+
+def test_the_values_of_the_sparse_table_outlive_their_predictions(runs, tmp_path):
+    out = tmp_path / "out"
+    first = sparse(out)
+    assert len(first) == 4 and {seeds for seeds, _ in first.values()} == {"0"}
+    keep_numbers(runs)
+    # Another seed of which the predictions are there: both are in the table, and only the one is taken over.
+    for delivery in ("soft", "sls"):
+        write_run(runs / f"{delivery}5-1", delivery, seed=1, votes_per_example=5)
+    for _ in range(2):
+        report(runs, out)
+        again = sparse(out)
+        assert {seeds for seeds, _ in again.values()} == {"0 1"}
+        assert [values.split()[0] for _, values in again.values()] == [values for _, values in first.values()]
+        assert f"- Of seed 0: {TAKEN_OVER}" in (out / "report.md").read_text().splitlines()
+    report(runs, tmp_path / "elsewhere")
+    assert {seeds for seeds, _ in sparse(tmp_path / "elsewhere").values()} == {"1"}
+    assert TAKEN_OVER not in (tmp_path / "elsewhere" / "report.md").read_text()
+    # Of a run that is not there nothing is said, nor of one that has been trained again.
+    shutil.rmtree(runs / "sls5")
+    report(runs, out)
+    assert {seeds for seeds, _ in sparse(out).values()} == {"1"}
+
+
+def test_the_sparse_table_is_computed_anew_where_the_predictions_are_there(runs, tmp_path):
+    out = tmp_path / "out"
+    first, path = sparse(out), out / "tables" / "cifar10h-resnet18-sparse.csv"
+    path.write_text(path.read_text().replace(first["training, JS"][1], "0.123"))
+    assert sparse(out)["training, JS"] == ["0", "0.123"]
+    report(runs, out)
+    assert sparse(out) == first
+
+
+def test_what_is_wanting_is_said_on_the_console(runs, tmp_path, capsys):
+    report(runs, tmp_path / "elsewhere")
+    assert "only the numbers" not in capsys.readouterr().out
+    keep_numbers(runs, "sls5")
+    report(runs, tmp_path / "elsewhere")
+    assert "Of 1 of 5 runs only the numbers were kept" in " ".join(capsys.readouterr().out.split())
 
 
 def test_predictions_without_a_model_have_numbered_classes(runs):

@@ -1,8 +1,8 @@
-"""Figures of an earlier report whose predictions are gone.
+"""Figures and values of an earlier report whose predictions are gone.
 
 Of archived runs often only the numbers are kept: votes may not be passed on, and predictions are large. A report made
-anew would lose the figures that were drawn while these were there, so they are taken over from the report that it
-replaces, and say so.
+anew would lose what was drawn and computed while these were there, so it is taken over from the report that it
+replaces, and says so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .content import AnyPicture, KeptPicture, Report
+from .tables import Cells, values_of_csv
 
 # The keys of all pictures that need predictions or votes, single examples' ones aside: these show other people's data.
 OF_REPORTS = ("annotator-entropy",)
@@ -22,6 +23,12 @@ NOTE = "Taken over from an earlier report: predictions that it was drawn from ar
 _PICTURE = re.compile(
     r"^### (?P<heading>.+)\n\n!\[(?P<title>.*)\]\(figures/(?P<stem>.+)\.png\)\n\n(?P<caption>.+)$", re.M
 )
+
+
+def earlier_sparse(out: Path, section: str) -> Cells:
+    """What the sparse-target table of a section, known by its key, has in the report in a folder."""
+    path = out / "tables" / f"{section}-sparse.csv"
+    return values_of_csv(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def keep_pictures(report: Report, out: Path) -> Report:

@@ -22,7 +22,7 @@ from ..metrics.arrays import human, model
 from ..metrics.summary import NAMES
 from .content import AnyPicture, Example, Report, Section
 from .findings import compared, headline, section_findings
-from .kept import keep_pictures
+from .kept import earlier_sparse, keep_pictures
 from .page import write_page
 from .pictures import report_pictures, setting_pictures
 from .provenance import provenance, versions
@@ -32,14 +32,20 @@ from .same_target import setting_tables
 from .scale import scale_pictures, scale_tables
 from .setting import Setting, settings_of
 from .soft_vs_hard import soft_against_majority
-from .tables import Table, to_csv, to_latex, to_markdown
+from .tables import Cells, Table, to_csv, to_latex, to_markdown
 
 # The file by which a folder is known to be a report of ours, which may be replaced.
 MARK = "report.json"
 
 
-def build_report(folder: str | Path, title: str | None = None, progress: bool = False) -> Report:
-    """Everything that the runs below a folder give."""
+def build_report(
+    folder: str | Path, title: str | None = None, progress: bool = False, earlier: str | Path | None = None
+) -> Report:
+    """Everything that the runs below a folder give.
+
+    Args:
+        earlier: the folder of a report of these runs, from which values are taken whose predictions are gone.
+    """
     found = find_runs(folder)
     if not found.runs:
         cut_off = f" {len(found.missing)} were not finished." if found.missing else ""
@@ -55,7 +61,7 @@ def build_report(folder: str | Path, title: str | None = None, progress: bool = 
         )
     keys = _keys(_short_names(settings))
     sections = [
-        _section(setting, key)
+        _section(setting, key, earlier_sparse(Path(earlier), key) if earlier is not None else {})
         for setting, key in tqdm(
             list(zip(settings, keys, strict=True)), "settings", unit="setting", disable=None if progress else True
         )
@@ -91,8 +97,8 @@ def _keys(names: Sequence[str]) -> list[str]:
     return slugs
 
 
-def _section(setting: Setting, key: str) -> Section:
-    tables, examples = setting_tables(setting), setting_examples(setting)
+def _section(setting: Setting, key: str, sparse: Cells) -> Section:
+    tables, examples = setting_tables(setting, sparse), setting_examples(setting)
     return Section(
         key,
         setting.name,

@@ -14,13 +14,18 @@ from .score_tables import caption, metrics, score_table, sweep_table
 from .setting import HARD_DELIVERIES, Setting, at_last_epoch, metric, title_of
 from .sparse import sparse_target
 from .stats import seeds_to_reach, smallest_p
-from .tables import Column, Entry, Table, p_value, with_tests
+from .tables import Cells, Column, Entry, Table, p_value, with_tests
 
+TAKEN_OVER = "taken over from an earlier report, as the predictions are no longer there."
 LAST_EPOCH = "scores of the last evaluation during training, not of the best checkpoint."
 
 
-def setting_tables(setting: Setting) -> list[Table]:
-    """Every table for which the setting has runs."""
+def setting_tables(setting: Setting, earlier_sparse: Cells | None = None) -> list[Table]:
+    """Every table for which the setting has runs.
+
+    Args:
+        earlier_sparse: of [`sparse_correlations`] when there were more predictions than now.
+    """
     made = [
         annotator_count_sweep(setting),
         main_comparison(setting),
@@ -34,7 +39,7 @@ def setting_tables(setting: Setting) -> list[Table]:
         hessian_sweep(setting),
         *ood_tables(setting),
         resampling(setting),
-        sparse_correlations(setting),
+        sparse_correlations(setting, earlier_sparse or {}),
         dynamics(setting),
         gradient_variance(setting),
         *between_runs(setting),
@@ -186,21 +191,32 @@ def resampling(setting: Setting) -> Table | None:
     return with_tests(table, lambda i, j: (0, j) if reference else None)
 
 
-def sparse_correlations(setting: Setting) -> Table | None:
-    """Section 5.1 and Figures 2 and 5: per-seed Spearman correlation of the sparse target's error and the gain."""
-    rows, entries = [], {}
+def sparse_correlations(setting: Setting, earlier: Cells) -> Table | None:
+    """Section 5.1 and Figures 2 and 5: per-seed Spearman correlation of the sparse target's error and the gain.
+
+    It needs the predictions of both runs. Where one has kept its numbers only, what an earlier table has is taken.
+    """
+    columns = [Column(f"{split}, {name}") for split in ("training", "eval (placebo)") for name in ("JS", "L1")]
+    rows, entries, taken = [], {}, set()
     for k in setting.votes_per_example:
         for method in setting.methods(k):
             if method == "soft":
                 continue
+            row = f"{title_of(method)}, K = {k}"
             soft, other = setting.get("soft", k), setting.get(method, k)
+            gone = {
+                s for s in soft.keys() & other.keys() if not (soft[s].has_predictions and other[s].has_predictions)
+            }
             found = {split: sparse_target(soft, other, split) for split in ("train", "eval")}
-            if found["train"] is None and found["eval"] is None:
-                continue
             for j, (split, measure) in enumerate((s, m) for s in ("train", "eval") for m in ("js", "l1")):
-                if found[split] is not None:
-                    entries[len(rows), j] = Entry(found[split].correlations(measure))
-            rows.append(f"{title_of(method)}, K = {k}")
+                values = {} if found[split] is None else found[split].correlations(measure)
+                before = earlier.get((row, columns[j].title), {})
+                kept = {seed: value for seed, value in before.items() if seed in gone}
+                taken |= kept.keys()
+                if values or kept:
+                    entries[len(rows), j] = Entry(dict(sorted((values | kept).items())))
+            if any(i == len(rows) for i, _ in entries):
+                rows.append(row)
     if not rows:
         return None
     low, high = published.SPARSE_CORRELATION
@@ -213,10 +229,11 @@ def sparse_correlations(setting: Setting) -> Table | None:
         "their K votes were drawn alike but never seen, so that a correlation there is one with ambiguity. "
         f"Mean ± SD over seeds.{paper}",
         "delivery",
-        tuple(Column(f"{split}, {name}") for split in ("training", "eval (placebo)") for name in ("JS", "L1")),
+        tuple(columns),
         tuple(rows),
         entries,
         f"{BASINS}, Section 5.1, Figures 2 and 5" if setting.has_paper else None,
+        notes=(f"Of seed {', '.join(map(str, sorted(taken)))}: {TAKEN_OVER}",) if taken else (),
     )
 
 

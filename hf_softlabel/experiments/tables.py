@@ -25,6 +25,8 @@ from .stats import (
     smallest_p,
 )
 
+# Values by seed of the cells of a table, which are known by the names of their row and column.
+Cells = Mapping[tuple[str, str], Mapping[int, float]]
 ARROWS = {True: " ↓", False: " ↑", None: ""}
 
 
@@ -371,4 +373,15 @@ def _csv_line(table: Table, row: str, column: Column, entry: Entry) -> dict[str,
     return {
         key: "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
         for key, value in line.items()
+    }
+
+
+def values_of_csv(text: str) -> Cells:
+    """The values of a table whose cells are of seeds, from what [`to_csv`] wrote."""
+    lines = csv.DictReader(io.StringIO(text))
+    return {
+        (line["row"], line["column"]): dict(
+            zip(map(int, line["seeds"].split()), map(float, line["values"].split()), strict=True)
+        )
+        for line in lines
     }
