@@ -215,6 +215,6 @@ def _figure(out: Path, examples: int = 4) -> Any:
                     above[column].text(0.5, 0.2, text, ha="center", va="center")
                 draw_bars(below[column], {name: rows[row] for name, rows in bars.items()}, class_names(data))
             below[0].set_ylabel("probability")
-        figure.suptitle("Held-out examples on which people disagree most: their votes, and four models")
+        figure.suptitle("The held-out examples that are hardest to agree on, by the truth: votes, and four models")
         legend_below(figure, axes[1, 0].containers)
     return figure
